@@ -130,7 +130,7 @@ class SlotMoved(LostRace):
 
 
 class TopicFull(LostRace):
-    """The topic holds ``MAX_BACKLOG`` messages; nothing was written. Try again later."""
+    """The slot holds its share of ``MAX_BACKLOG``, or the message all its bodies; nothing was written. Try again later."""
 
 
 class TooManySends(LostRace):

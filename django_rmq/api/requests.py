@@ -231,7 +231,7 @@ class CausesQuery(RequestSerializer):
         min_value=1,
         max_value=MOST_EXAMINED,
         default=100_000,
-        help_text="How many messages are looked at, of each topic an equal part, evenly spread",
+        help_text="How many messages are looked at, of each topic an equal part (at least 1,000), evenly spread",
     )
 
 

@@ -55,7 +55,7 @@ MEANINGS = {
     422: "The Idempotency-Key was used for another request",
     429: "A rate limit is exceeded; repeat the request after Retry-After",
     503: "Redis is unavailable; repeat the request after Retry-After",
-    507: "Redis or the topic is full; repeat the request after Retry-After",
+    507: "Redis, the topic or the message is full; repeat the request after Retry-After",
 }
 
 SUCCESSES = {200: "Success", 202: "Accepted", 503: "A check failed"}

@@ -21,6 +21,7 @@ from django_rmq.connections.brokers import (
     server_flaws,
     slots_now,
     unreadable,
+    with_former_slots,
     with_present_slots,
 )
 
@@ -42,5 +43,6 @@ __all__ = [
     "server_flaws",
     "slots_now",
     "unreadable",
+    "with_former_slots",
     "with_present_slots",
 ]

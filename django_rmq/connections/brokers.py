@@ -34,7 +34,7 @@ from django_rmq.core.log import safe_logger
 from django_rmq.core.model import redis_url
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.keys import Definitions
-from django_rmq.core.model.topic import Definition, Topic, slot_counts
+from django_rmq.core.model.topic import Definition, Topic, former_slot_counts, slot_counts
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis import clients
 from django_rmq.core.redis.broker import RedisBroker
@@ -374,6 +374,13 @@ def with_present_slots(topic: Topic, broker: Broker | None = None, *, at_once: b
     built = current()
     slots, followed = max(built.slot_counts.get(topic.name, (topic.slots,))), built.followed.get(topic.name)
     return replace(topic, slots=slots, **(followed or {})) if followed or slots != topic.slots else topic
+
+
+def with_former_slots(topic: Topic, most: int) -> Topic:
+    """Return ``topic`` with its present slots, and up to ``most`` of those before a re-slotting, which still have counters."""
+    present = with_present_slots(topic)
+    former = former_slot_counts(current().registered.get(topic.name, {}))
+    return replace(present, slots=max(present.slots, min(most, max(former, default=0))))
 
 
 def refresh_definitions(*, at_once: bool = False) -> None:

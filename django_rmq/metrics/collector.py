@@ -240,7 +240,8 @@ class _Measurement(NamedTuple):
 class RmqCollector(Collector):
     """Collects the metrics of all topics of the settings.
 
-    Redis is queried at most once a second, by one thread at a time, for at most 8,192 slots. While it is
+    Redis is queried at most once a second, by one thread at a time: for the slots of small topics, which are up to 8,192
+    together, and for 256 slots of each other topic. While it is
     unavailable the only metrics are ``rmq_up`` 0 and those of the outbox. Registering it sends no query.
     """
 
@@ -363,7 +364,8 @@ def _of_topics(
 
 
 def _depths(topics: list[TopicMetrics]) -> Iterable[Table]:
-    counted = [one for one in topics if one.totals is not None]
+    # Figures of a part of the slots are left out: a sample of the workers, which has the totals as well, stands for them.
+    counted = [one for one in topics if one.totals is not None or not one.figures.is_partial]
     yield _gauge(
         "messages",
         "Messages by state: waiting, running, claimed (held by Spark), resting (after a failure), dead.",

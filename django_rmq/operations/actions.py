@@ -20,6 +20,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq import connections, sending
 from django_rmq.core.commands import inspect, operate
+from django_rmq.core.commands.broker_interface import Broker, batched
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.envelope import Envelope, derived_origin, encode_envelope, future_expiry
@@ -35,7 +36,14 @@ from django_rmq.core.producer.placement import (
     slot_of,
 )
 from django_rmq.exceptions import InvalidMessage, InvalidRequest, OperationRefused, RmqError
-from django_rmq.message_ids import LocatedMessage, MessageIdentity, find_messages, find_moved, sealed_id
+from django_rmq.message_ids import (
+    LOOKED_AT_ONCE,
+    LocatedMessage,
+    MessageIdentity,
+    find_messages,
+    find_moved,
+    sealed_id,
+)
 from django_rmq.operations.audit_trail import chosen, record, record_outcomes
 from django_rmq.operations.authorization import (
     EDITED_REPLAY,
@@ -304,7 +312,11 @@ def _do(
         missing = {one: at.get(one, identities[one]) for one, word in outcomes.items() if word == "gone"}
         if error is not None or not missing:
             break
-        sought = find(context.broker, topic, missing.values(), rounds=search_rounds(context))
+        try:
+            sought = find(context.broker, topic, missing.values(), rounds=search_rounds(context))
+        except RmqError as failure:
+            error = failure
+            break
         unseen |= {identities[one] for one, identity in missing.items() if identity in sought.unseen}
         places = {
             one: sought.messages[identity] for one, identity in missing.items() if identity in sought.messages
@@ -316,7 +328,7 @@ def _do(
     outcomes |= {
         one: "not_found" for one, word in outcomes.items() if word == "gone" and identities[one] in unseen
     }
-    # Slots before the failing one have been changed: the audit trail gets their outcomes before the error is raised.
+    # What was done before the error is done: the audit trail gets its outcomes before the error is raised.
     if error is not None and not set(outcomes.values()) - {"gone", "not_found"}:
         raise error
     public = [public_id(topic, one, at.get(one, identity)) for one, identity in identities.items()]
@@ -352,8 +364,11 @@ def _act_in_slots(
             words = _act_in_slot(context, act, topic, slot, list(named), trash)
         except RmqError as error:
             return error
+        trouble = _find_states(context.broker, topic, slot, words)
         for member, ids in named.items():
             outcomes |= dict.fromkeys(ids, words[member])
+        if trouble is not None:
+            return trouble
     return None
 
 
@@ -376,15 +391,22 @@ def _act_in_slot(
         return words
 
     words = context.in_present_slots(topic, act_once)
-    outcomes = {member: act.outcomes.get(word, word) for member, word in zip(members, words, strict=True)}
-    # A replay alone keeps this word: it acts on dead messages, so the state of the others is read for their outcome.
+    return {member: act.outcomes.get(word, word) for member, word in zip(members, words, strict=True)}
+
+
+def _find_states(broker: Broker, topic: Topic, slot: int, outcomes: dict[bytes, str]) -> RmqError | None:
+    """Replace ``not_found`` by the state of each message; return the error that prevents it.
+
+    A replay alone keeps this word: it concerns dead messages, and the others have another state.
+    """
     missing = [member for member, word in outcomes.items() if word == "not_found"]
-    # The script refuses to describe more than 100 members.
-    for first in range(0, len(missing), 100):
-        part = missing[first : first + 100]
-        reply = context.broker.run(inspect.describe_messages(topic, slot, part))
+    for part in batched(missing, LOOKED_AT_ONCE):
+        try:
+            reply = broker.run(inspect.describe_messages(topic, slot, part))
+        except RmqError as error:
+            return error
         outcomes |= {member: instead(one) for member, one in zip(part, reply, strict=True)}
-    return outcomes
+    return None
 
 
 def instead(looked: DescribeReply) -> str:

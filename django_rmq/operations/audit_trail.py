@@ -30,10 +30,23 @@ def record_outcomes(
     context: OperationContext, act: str, topic: str, outcomes: Mapping[str, int], note: str = ""
 ) -> None:
     """Record the outcomes of an operation, and announce replayed messages."""
-    record(context.actor, act, topic, outcomes, note, trace=context.trace)
+    record_and_announce(context.actor, act, topic, outcomes, note, trace=context.trace)
+
+
+def record_and_announce(
+    actor: Actor,
+    act: str,
+    topic: str,
+    outcomes: Mapping[str, int],
+    note: str = "",
+    *,
+    trace: Trace | None = None,
+) -> None:
+    """Do the same as ``record``, and announce the messages that a replay has sent again."""
+    record(actor, act, topic, outcomes, note, trace=trace)
     done = {word: outcomes[word] for word in ("replayed", "merged") if outcomes.get(word)}
     if act.startswith("replay") and done:
-        observability.announce_replayed(topic, done, context.actor.name)
+        observability.announce_replayed(topic, done, actor.name)
 
 
 def recorded(

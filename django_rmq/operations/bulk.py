@@ -154,7 +154,10 @@ STEP = 2_000
 """Maximum number of messages in one round trip."""
 
 PER_SLOT = 250
-"""The number of messages in one script; one that changes all of them stays well below 15 ms."""
+"""The number of messages in one script; one that changes all of them stays well below 15 ms.
+
+The same bound for the same reason have ``undeclared_topics.PAGE``, ``spark.dead_messages.STEP`` and ``operate.restore``.
+"""
 
 SLOTS_AT_ONCE = 64
 """The number of slots processed in turns."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import datetime
 from typing import get_args
@@ -33,7 +33,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble, UnknownTopic
 from django_rmq.operations import actions, bulk, undeclared_topics
 from django_rmq.operations.actions import REPLAY, MessageAction, new_score
-from django_rmq.operations.audit_trail import record, recorded
+from django_rmq.operations.audit_trail import record, record_and_announce, recorded
 from django_rmq.operations.authorization import PERMISSION_OF, Actor, OperationContext, Permission, Trace
 from django_rmq.operations.bulk import BulkProgress, BulkRun, Limits, RunCalls
 from django_rmq.operations.filters import Filter, is_for_purge
@@ -78,7 +78,7 @@ def delete_all(
 ) -> BulkRun:
     """Delete all messages of a state that ``wanted`` selects. Outcomes: ``deleted``, ``running``, ``gone``.
 
-    ``keep``: they can be brought back for an hour (``undo``), the first 100,000 and up to 64 MB of them.
+    ``keep``: they can be brought back for an hour (``undo``), within the bounds that ``undo`` has.
     """
     topic, queue = context.permitted(name, PERMISSION_OF["delete"]), queue_of(state)
     act = actions.delete_action("dead" if queue == "dead" else "live")
@@ -342,12 +342,10 @@ def _title(kind: ActionKind) -> str:
     return "purge in the background" if kind == "purge" else f"{kind} all in the background"
 
 
-def background_actions(
-    context: OperationContext, names: Collection[str] | None = None
-) -> list[ActionProgress]:
-    """Return the actions in the background that run or ended in the last hour, of all topics or those named."""
+def background_actions(context: OperationContext) -> list[ActionProgress]:
+    """Return the actions in the background that run or ended in the last hour."""
     context.actor.require(Permission.VIEW)
-    names, oldest = context.known(names), context.broker.now_ms() - KEPT_MS
+    names, oldest = context.known(None), context.broker.now_ms() - KEPT_MS
     return [
         one
         for one in context.broker.run(stored_actions.read_actions())
@@ -355,14 +353,12 @@ def background_actions(
     ]
 
 
-def stop_action(
-    context: OperationContext, action: str, names: Collection[str] | None = None
-) -> ActionProgress:
+def stop_action(context: OperationContext, action: str) -> ActionProgress:
     """Stop an action in the background; what it has done stays done. Its own permission is needed.
 
     Its topic may have left the settings. Raises ``OperationRefused`` if the action is unknown or has ended.
     """
-    stored = next((one for one in background_actions(context, names) if one.action.id == action), None)
+    stored = next((one for one in background_actions(context) if one.action.id == action), None)
     if stored is None or stored.ended_ms is not None:
         raise OperationRefused(_("no action %(id)r runs in the background") % {"id": action[:40]})
     permission = PERMISSION_OF[stored.action.kind]
@@ -536,7 +532,7 @@ def _trash_of(broker: Broker, action: BackgroundAction, topic: Topic) -> Trash |
 
 
 def _end(broker: Broker, progress: ActionProgress, *, is_complete: bool = False, problem: str = "") -> None:
-    """Note that an action has ended, and write its counts into the audit trail."""
+    """Note that an action has ended, write its counts into the audit trail, and announce what it has replayed."""
     action = progress.action
     ended = {"at_ms": broker.now_ms(), "complete": is_complete, "problem": problem}
     broker.run(stored_actions.write_action(action.id, "ended", json.dumps(ended)))
@@ -545,4 +541,4 @@ def _end(broker: Broker, progress: ActionProgress, *, is_complete: bool = False,
         note = f"{action.described}, stopped by {progress.stopped_by}"
     # The user may have been deleted since the action began, and a LogEntry needs only the key.
     actor, trace = Actor(action.by, action.via, account=action.user), Trace(action.entry)
-    record(actor, _title(action.kind), action.topic, progress.outcomes, note, trace=trace)
+    record_and_announce(actor, _title(action.kind), action.topic, progress.outcomes, note, trace=trace)

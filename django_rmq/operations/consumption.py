@@ -22,7 +22,7 @@ from uuid import UUID, uuid4
 from django.core.signing import BadSignature, Signer
 
 from django_rmq.core.commands import ack, fetch, inspect, limits
-from django_rmq.core.commands.broker_interface import Broker, run_all, walk
+from django_rmq.core.commands.broker_interface import Broker, batched, run_all, walk
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.consumer.failures import own_backoff_ms
 from django_rmq.core.model.bounds import BATCH, MAX_DURATION_MS, abbreviated, is_number, is_whole
@@ -32,7 +32,7 @@ from django_rmq.core.model.replies import Delivery, Failure, Prepared
 from django_rmq.core.model.scores import retries_left
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble
-from django_rmq.message_ids import ALL_ROUNDS, find_messages, id_of, identify
+from django_rmq.message_ids import ALL_ROUNDS, LOOKED_AT_ONCE, find_messages, id_of, identify
 from django_rmq.operations.authorization import Actor, OperationContext, Permission
 from django_rmq.operations.shared_reads import shared_limits
 
@@ -178,9 +178,7 @@ class Settlements:
 
     def _retries_left(self, slot: int, members: Sequence[bytes]) -> dict[bytes, int]:
         retries = {}
-        # The script refuses to describe more than 100 members.
-        for start in range(0, len(members), 100):
-            part = members[start : start + 100]
+        for part in batched(members, LOOKED_AT_ONCE):
             answers = self._broker.run(inspect.describe_messages(self._topic, slot, part))
             for member, reply in zip(part, answers, strict=True):
                 if reply.prepare is not None:
@@ -392,7 +390,7 @@ def _holding(slot: int, receipt: int) -> str:
 
 def _lease_ms(topic: Topic) -> int:
     """Return how long a silent delivery counts as in flight: until it has timed out."""
-    # Prepare has only the second of a delivery, which therefore times out up to a second later.
+    # Prepare has only the second of a delivery, which times out up to a second later: see ``lua/slot/_time_outs.lua``.
     return topic.timeout * 1000 + 1000
 
 

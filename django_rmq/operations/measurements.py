@@ -32,7 +32,8 @@ from django_rmq.operations.stats import TopicStats
 class TopicMetrics:
     """The measurements of one topic: current depths, and counters since its first message.
 
-    Of topics that are too large for an overview both are the sums of the last record of the history.
+    Of topics that are too large for an overview both are the sums of the last record of the history. So are the counters of
+    topics that had as many slots before a re-slotting.
     """
 
     figures: TopicStats
@@ -40,7 +41,7 @@ class TopicMetrics:
     depth: Depth | None
     """For large topics: the depths of all slots together at ``sampled_ms``."""
     totals: HistoryTotals | None
-    """The counters; None if the topic is large and no worker has sampled it recently, or they cannot be read."""
+    """The counters; None if they are those of the history and no worker has sampled recently, or they cannot be read."""
     times: Times | None
     """The durations, or None if they cannot be read."""
     sampled_ms: int
@@ -62,9 +63,10 @@ class Measurement(NamedTuple):
 
 
 def measured(context: OperationContext, names: Iterable[str] | None = None) -> Measurement:
-    """Return the measurements of topics: up to 8,192 slots are read directly, the others come from the samples of workers.
+    """Return the measurements of topics: of small topics they are read directly, and those of others are samples of workers.
 
-    It costs two reads of each of these slots, and one of the times of each topic, all in a few round trips. The depths are
+    ``stats.slots_to_look_at`` says which topics are small. It costs two reads of each of their slots, one of 256 slots of each
+    other topic, and one of the times of each topic, all in a few round trips. The depths are
     those of the survey that all dashboards share, so they are up to three seconds old, and the counters are of this moment.
     Values that cannot be read are missing only from their own topic. Raises ``ServerTrouble``.
     """
@@ -76,38 +78,39 @@ def measured(context: OperationContext, names: Iterable[str] | None = None) -> M
         # Another program has put a value of another type in place of the definitions, so former slots are not known.
         definitions = {}
     seen = shared_reads.shared_survey_of(broker, topics)
-    large = [one.topic for one in seen.topics if one.looked_at + len(one.problems) < one.topic.slots]
-    latest = dict(zip(large, recorded_history.latest(broker, large), strict=True))
-    counted = {topic: _everywhere(topic, definitions) for topic in topics if topic not in latest}
-    totals = dict(zip(counted, recorded_history.totals(broker, list(counted.values())), strict=True))
+    large = {one.topic for one in seen.topics if one.looked_at + len(one.problems) < one.topic.slots}
+    counted = {topic: _everywhere(topic, definitions) for topic in topics if topic not in large}
+    small = {topic: all_slots for topic, all_slots in counted.items() if all_slots.slots <= stats.LIVE_SLOTS}
+    sampled = [topic for topic in topics if topic not in small]
+    latest = dict(zip(sampled, recorded_history.latest(broker, sampled), strict=True))
+    totals = dict(zip(small, recorded_history.totals(broker, list(small.values())), strict=True))
     metrics, now_ms = [], broker.now_ms()
     for one, times in zip(seen.topics, recorded_history.times(broker, topics), strict=True):
         record, sums = latest.get(one.topic), totals.get(one.topic)
         problems = tuple(str(each) for each in (record, sums, times) if isinstance(each, RmqError))
-        known = None if isinstance(times, RmqError) else times
         if isinstance(record, MinuteRecord):
-            metrics.append(
-                TopicMetrics(
-                    one,
-                    record.depth,
-                    record.totals,
-                    known,
-                    record.sampled_ms,
-                    now_ms,
-                    record.is_scaled,
-                    problems,
-                )
+            sums = record.totals
+        # Of a topic that had very many slots before a re-slotting, the counters alone are sampled.
+        sample = record if isinstance(record, MinuteRecord) and one.topic in large else None
+        metrics.append(
+            TopicMetrics(
+                one,
+                sample and sample.depth,
+                None if isinstance(sums, RmqError) else sums,
+                None if isinstance(times, RmqError) else times,
+                sample.sampled_ms if sample else one.now_ms,
+                now_ms,
+                sample is not None and sample.is_scaled,
+                problems,
             )
-        else:
-            sums = None if isinstance(sums, RmqError) else sums
-            metrics.append(TopicMetrics(one, None, sums, known, one.now_ms, now_ms, problems=problems))
+        )
     return Measurement(metrics, seen.workers, seen.problem)
 
 
 def _everywhere(topic: Topic, definitions: Mapping[str, dict[str, object]]) -> Topic:
     """Return ``topic`` including its former slots, which have counters too."""
     former = former_slot_counts(definitions.get(topic.name, {}))
-    return replace(topic, slots=min(max(topic.slots, *former), stats.LIVE_SLOTS)) if former else topic
+    return replace(topic, slots=max(topic.slots, *former)) if former else topic
 
 
 def history(context: OperationContext, name: str, hours: float, *, step: int = 1) -> list[Minute]:

@@ -418,7 +418,8 @@ def causes(
 ) -> Causes:
     """Group the dead messages of all topics (or those named) by their errors, the topic with the most of them first.
 
-    It reads up to ``limit`` messages, of each topic an equal part of them, evenly spread, and ends after ``seconds``.
+    It reads up to ``limit`` messages, of each topic an equal part of them, evenly spread, and ends after ``seconds``. Of each
+    topic it reads at least a page (1,000) or ``limit``, so of very many topics it may read more.
     Each topic takes up to half of the time that is left, and the last one all of it.
     The counts of topics without a formatter are up to two seconds old: all who ask share them.
     """

@@ -36,7 +36,7 @@ from django_rmq.operations.schedules import ScheduleStats, schedules
 from django_rmq.operations.stats import Overview, TopicCounters, TopicStats
 from django_rmq.operations.topics import changed_limits
 from django_rmq.operations.undeclared_topics import UndeclaredTopic, some_stranded
-from django_rmq.operations.worker_overview import WorkerOverview, seen_overview, worker_overview
+from django_rmq.operations.worker_overview import WorkerOverview, seen_overview, whole_overview
 from django_rmq.outbox.row_lists import Waiting
 
 KEPT_MS = 2_000
@@ -173,7 +173,8 @@ def shared_limits(context: OperationContext) -> dict[str, ChangedLimits]:
 
 def shared_workers(context: OperationContext) -> WorkerOverview:
     """Return what ``worker_overview`` returned at most five seconds ago. Raises ``ServerTrouble``."""
-    ask = partial(worker_overview, context.of_all_topics())
+    context.actor.require(Permission.VIEW)
+    ask = partial(whole_overview, context)
     overview = share_answer(("workers", id(context.config), context.broker), ask, OTHERS_SECONDS)
     return seen_overview(context, overview)
 

@@ -10,19 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from django_rmq.core.commands import inspect, limits, operate, reslot
-from django_rmq.core.commands.broker_interface import Broker, attempt, walk
+from django_rmq.core.commands.broker_interface import Broker, attempt, batched, walk
 from django_rmq.core.model.envelope import stored_basis
-from django_rmq.core.model.replies import Death, Entry, read_record
+from django_rmq.core.model.replies import Death, DescribeReply, Entry, read_record
 from django_rmq.core.model.topic import Topic, TopicType, former_slot_counts, slot_counts
 from django_rmq.core.producer.placement import Outgoing, score_at_once, slot_crc, slot_of_crc
 from django_rmq.core.producer.producer import Producer
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble, WrongType
+from django_rmq.message_ids import LOOKED_AT_ONCE
 from django_rmq.operations.authorization import OperationContext, Permission
 from django_rmq.operations.bulk import SLOTS_PER_TRIP, BulkProgress
 from django_rmq.operations.message_view import from_entry
 
 PAGE = 250
-"""The number of messages that are moved or deleted in one step."""
+"""The number of messages that are moved or deleted in one step; see ``bulk.PER_SLOT``."""
 
 MOST_STRANDED = 100
 """The number of undeclared topics at which a page looks, in the order of their names."""
@@ -231,7 +232,8 @@ def _moved(
 ) -> Iterator[BulkProgress]:
     """Send the messages in these states to ``target``, and delete those that have arrived there.
 
-    Outcomes: those of sends, and ``kept`` for a message that has no slot there or was refused. A message
+    Outcomes: those of sends, and ``kept`` for a message that has no slot there, was refused, or was sent again before it was
+    deleted. A message
     keeps its due time or priority; resting and dead messages get their full number of retries again. If this
     ends early, some messages may be in both topics; when it is repeated they merge, if their identity is
     their body or a key.
@@ -264,23 +266,56 @@ def _move_some(
     entries: Sequence[Entry],
 ) -> Counter[str]:
     now_ms = broker.now_ms()
-    placed = [_placed(source, slot, state, entry, target, now_ms) for entry in entries]
-    sends = [out for out in placed if out is not None]
+    placed = [(entry, _placed(source, slot, state, entry, target, now_ms)) for entry in entries]
+    sends = [(entry, out) for entry, out in placed if out is not None]
     outcomes = Counter({"kept": len(placed) - len(sends)})
     if sends:
-        results, errors = producer.attempt(sends)
-        arrived = []
-        for i, (out, result) in enumerate(zip(sends, results, strict=True)):
-            has_arrived = i not in errors and result.status != "refused"
-            outcomes[result.status if has_arrived else "kept"] += 1
-            if has_arrived:
-                arrived.append(out.member)
+        results, errors = producer.attempt([out for _entry, out in sends])
+        arrived = [
+            (entry, result.status)
+            for i, ((entry, _out), result) in enumerate(zip(sends, results, strict=True))
+            if i not in errors and result.status != "refused"
+        ]
+        outcomes["kept"] += len(sends) - len(arrived)
         # The messages are deleted after they were sent: a crash in between leaves them in both topics, and loses
         # none.
-        if arrived:
-            broker.run(operate.remove(source, slot, arrived, "dead" if state == "dead" else "live"))
+        changed = _delete_moved(broker, source, slot, state, [entry for entry, _status in arrived])
+        outcomes.update("kept" if entry.member in changed else status for entry, status in arrived)
     # The plus leaves out outcomes with the count 0.
     return +outcomes
+
+
+def _delete_moved(
+    broker: Broker, source: Topic, slot: int, state: str, entries: Sequence[Entry]
+) -> set[bytes]:
+    """Delete messages that were moved, and return the members of those that stay, because they have changed since they were read.
+
+    A program that still sends to the topic may have sent another body with the same key, or another time.
+    """
+    changed: set[bytes] = set()
+    for some in batched(entries, LOOKED_AT_ONCE):
+        members = [entry.member for entry in some]
+        if state == "dead":
+            words = broker.run(operate.discard(source, slot, [entry.score for entry in some], members))
+            changed |= {member for member, word in zip(members, words, strict=True) if word == "changed"}
+            continue
+        replies = broker.run(inspect.describe_messages(source, slot, members))
+        changed |= {
+            entry.member
+            for entry, reply in zip(some, replies, strict=True)
+            if _has_changed(state, entry, reply)
+        }
+        if unchanged := [member for member in members if member not in changed]:
+            broker.run(operate.remove(source, slot, unchanged, "live"))
+    return changed
+
+
+def _has_changed(state: str, entry: Entry, reply: DescribeReply) -> bool:
+    """Return whether a waiting or resting message is there and differs from the entry that was read."""
+    if reply.store is None and reply.retry is None:
+        return False
+    # Meanwhile a message of Retry may have rested, and be in Store.
+    return reply.envelope != entry.envelope or (state == "store" and reply.store != entry.score)
 
 
 def _placed(

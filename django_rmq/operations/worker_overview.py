@@ -7,7 +7,7 @@ older workers, and consumers over REST or in Spark, report nothing. A worker rea
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from django.utils.translation import gettext as _
@@ -118,7 +118,7 @@ def worker_overview(context: OperationContext) -> WorkerOverview:
     An actor who may not know of all topics gets the part that ``seen_overview`` returns.
     """
     context.actor.require(Permission.VIEW)
-    return seen_overview(context, _overview_of_all(context))
+    return seen_overview(context, whole_overview(context))
 
 
 def seen_overview(context: OperationContext, overview: WorkerOverview) -> WorkerOverview:
@@ -127,8 +127,9 @@ def seen_overview(context: OperationContext, overview: WorkerOverview) -> Worker
     Which topics a vanished worker had, or an unreported message has, is not known, so both are left out. The report of a
     worker is about the whole process.
     """
+    running = [one._replace(call=_as_shown(context, one.call, one.topic)) for one in overview.running]
     if not context.hides_topics:
-        return overview
+        return replace(overview, running=running)
     known, controlled = context.topics(), context.topics(Permission.CONTROL_WORKERS)
     seen = ((one, one.stats.of_topics(known)) for one in overview.workers)
     return WorkerOverview(
@@ -140,12 +141,17 @@ def seen_overview(context: OperationContext, overview: WorkerOverview) -> Worker
         ],
         [],
         [name for name in overview.unserved if name in known],
-        [one for one in overview.running if one.call.topic in known],
-        stuck=[one for one in overview.stuck if one.worker.of_topics(known) is not None],
+        [one for one in running if one.call.topic in known],
+        stuck=[
+            one._replace(worker=part)
+            for one in overview.stuck
+            if (part := one.worker.of_topics(known)) is not None
+        ],
     )
 
 
-def _overview_of_all(context: OperationContext) -> WorkerOverview:
+def whole_overview(context: OperationContext) -> WorkerOverview:
+    """Return all workers and what they run, whatever the actor may know of it: ``seen_overview`` returns that part."""
     broker, topics = context.broker, context.config.topics
     pipeline = broker.pipeline()
     asked, answer = pipeline.add(stats.roster_call(broker)), pipeline.add(reports.read_reports())
@@ -172,7 +178,7 @@ def _overview_of_all(context: OperationContext) -> WorkerOverview:
         and not (report.state == "stopping" and report.at_ms >= now_ms - STOPPING_MS)
     ]
     running = [
-        RunningMessage(_as_shown(context, call, topics[call.topic]), topics[call.topic], worker, report)
+        RunningMessage(call, topics[call.topic], worker, report)
         for worker, report in report_of.items()
         if worker in live
         for call in report.calls
@@ -248,7 +254,7 @@ def live_worker(
     context.actor.require(Permission.VIEW, Permission.CONTROL_WORKERS)
     matches = [
         one
-        for one in _overview_of_all(context).workers
+        for one in whole_overview(context).workers
         if one.stats.member.worker.id == worker
         or (len(worker) >= SHORTEST_ID and one.stats.member.worker.id.startswith(worker))
     ]

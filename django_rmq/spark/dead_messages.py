@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Rows = list[dict[str, Any]]
 
 STEP = 250
-"""The number of messages in one script."""
+"""The number of messages in one script; see ``operations.bulk.PER_SLOT``."""
 
 
 def discard(frame: DataFrame, options: Mapping[str, str]) -> DataFrame:

@@ -62,7 +62,10 @@ LOST = "lost"
 """Stands for the worker of an attempt that ended before its start was noted: the worker died."""
 
 _REASONS: dict[str, type[BaseException]] = {"cancelled": Cancelled, "overran": TimeoutError}
-"""Why a function was stopped -> the class of the error, whatever the function has raised."""
+"""Why a function was stopped -> the class of the error, whatever the function has raised.
+
+``task_status`` has the classes for messages that have died, of which ``overran`` is one here and there.
+"""
 
 
 class Attempt:

@@ -215,7 +215,7 @@ _CLASSES = {
     "rejected": "django_rmq.exceptions.Reject",
     "buried": "django_rmq.exceptions.Reject",
 }
-"""Why a message died -> the class of the error, where no listener has raised one."""
+"""Why a message died -> the class of the error, where no listener has raised one. ``execution`` has that of ``overran``, too."""
 
 
 class FoundTask(NamedTuple):

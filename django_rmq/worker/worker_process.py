@@ -393,7 +393,13 @@ class WorkerProcess:
             *([times.flushing] if times else []),
             UnservedTopics(broker, [topic for topic in everything if topic.name not in served]),
             *trim_dead(broker, everything, self._slots_to_look_after),
-            *history.sampling(broker, everything, minutes, self._may_sample, connections.with_present_slots),
+            *history.sampling(
+                broker,
+                everything,
+                minutes,
+                self._may_sample,
+                partial(connections.with_former_slots, most=history.MOST_SLOTS),
+            ),
             *schedules.duties(),
             self._keep_definitions,
             ReportDuty(

@@ -16,6 +16,7 @@ from django.core.management import CommandError
 from django.test import Client
 from django.urls import reverse
 
+from django_rmq import signals
 from django_rmq.conf import get_config
 from django_rmq.core.commands import reports, stored_actions, stored_results
 from django_rmq.core.model.keys import background_actions_key
@@ -79,6 +80,29 @@ def test_an_action_is_done_in_parts_by_whoever_is_free(shop: Any, monkeypatch: p
     assert found.is_complete and found.state(shop.now_ms()) == "done"
     assert live(shop, get_config().topic("letters")) == 30
     assert not run_part(started.action.id), "it has ended"
+
+
+def test_a_replay_in_the_background_is_announced_when_it_has_ended(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_dead(shop, 6)
+    monkeypatch.setattr(bulk, "STEP", 4)
+    told: list[tuple[object, object, object]] = []
+
+    def receive(topic: str, outcomes: object, actor: str, **_: object) -> None:
+        told.append((topic, outcomes, actor))
+
+    signals.message_replayed.connect(receive)
+    try:
+        action = operations().start_action("letters", "replay").action.id
+        looks = iter([False, False, True, True])
+        assert run_part(action, "first", lambda: next(looks, True)) and not told
+        assert run_part(action)
+        purge = operations().start_action("letters", "purge", "waiting").action.id
+        assert run_part(purge)
+    finally:
+        signals.message_replayed.disconnect(receive)
+    assert told == [("letters", {"replayed": 6}, "ada")]
 
 
 def test_a_worker_that_was_killed_is_replaced_when_its_lease_has_ended(

@@ -750,6 +750,20 @@ def test_rmqclaims_lists_what_queries_hold_and_returns_it(broker: Broker, run: R
     assert "nothing to do" in run("rmqclaims", "renders", "--return")
 
 
+def test_rmqclaims_counts_what_a_claim_that_is_being_ended_still_holds(broker: Broker, run: Run) -> None:
+    topic = get_config().topic("renders")
+    for first in (0, 850):
+        broker.send_replace(topic, 0, [100] * 850, [b"%d" % n for n in range(first, first + 850)])
+    broker.claim(topic, 0, "query", 1, 60_000, 2_000)
+    # A person was interrupted after the first step.
+    assert broker.return_claim(topic, 0, "query", 1) == ("ok", 700)
+    [found] = read(run, "rmqclaims")
+    assert (found["state"], found["messages"]) == ("returned", 700)
+    assert "700 messages of renders are returned" in run("rmqclaims", "renders", "--return", code=2)
+    told = read(run, "rmqclaims", "renders", "--return", "--no-input")
+    assert (told["outcomes"], told["done"], told["total"]) == ({"returned": 700}, 700, 700)
+
+
 def test_rmqclaims_names_a_topic_that_it_cannot_read_and_goes_on(broker: Broker, run: Run) -> None:
     claimed(broker, 20)
     broker.client.set(slot_keys(broker.prefix, "orders", 1).claimants, "foreign")

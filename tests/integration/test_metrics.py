@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,28 @@ def test_a_topic_of_very_many_slots_is_told_as_workers_sampled_it(
         assert 1_000 <= found["rmq_oldest_due_age_seconds", "large"] < 1_120
         assert 0 < found["rmq_measured_age_seconds", "large"] < 120
         assert found["rmq_measured_age_seconds", "work"] == 0
+
+
+def test_counters_of_very_many_former_slots_are_those_that_workers_sampled(
+    oracle: tuple[Any, Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats, "LIVE_SLOTS", 64)
+    broker, clock = oracle
+    work = topic("work")
+    broker.define(work)
+    broker.send_merge(work, 1, 0, [b"now"])
+    broker.send_merge(replace(work, slots=128), 100, 0, [b"before"])
+    broker.purge(replace(work, slots=128), 100, "store")
+    broker.redefine("work", lambda known: {**known, "reslot": {"former": [128]}})
+    connections.refresh_definitions(at_once=True)
+    assert connections.with_former_slots(work, 100).slots == 100
+    found = scraped()
+    assert ("rmq_messages_sent_total", "work") not in found
+    assert found["rmq_messages", "waiting", "work"] == 1
+    sample(broker, clock, connections.with_former_slots(work, 1_000))
+    found = scraped()
+    assert found["rmq_messages_sent_total", "work"] == 2
+    assert found["rmq_messages", "waiting", "work"] == 1 and found["rmq_measured_age_seconds", "work"] == 0
 
 
 class Families(Collector):

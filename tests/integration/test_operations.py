@@ -218,6 +218,28 @@ def test_lists_are_filtered_by_text_error_age_and_slot(broker: Any, operations: 
     assert b'{"sku":1}' not in found(slot=(slot + 1) % 4)
 
 
+def test_a_running_message_with_a_shorter_time_out_is_selected_by_when_it_began(
+    broker: Any, operations: Operations
+) -> None:
+    topic = replace(topic_of("keyed"), timeout=3_600)
+    envelope = encode_envelope(Envelope(b"1", timeout=60))
+    broker.send_replace(
+        topic, 1, [past()] * 2, [b"short", b"whole"], [envelope, encode_envelope(Envelope(b"2"))]
+    )
+    assert len(broker.prepare(topic, 1, "W", None, 10).deliveries) == 2
+
+    def found(wanted: Filter) -> tuple[int, int, int]:
+        groups = operations.groups("keyed", "running", "slot", wanted)
+        counted = operations.bury_all("keyed", "running", wanted, dry_run=True).result()
+        listed = operations.listing("keyed", "running", wanted=wanted).copies
+        return len(listed), groups.looked_at, counted.outcomes.get("matching", 0)
+
+    with project_on(broker, TOPICS={**TOPICS, "keyed": {**TOPICS["keyed"], "TIMEOUT": 3_600}}):
+        assert found(Filter(newer_than=1_800)) == (2, 2, 2)
+        assert found(Filter(older_than=1_800)) == (0, 0, 0)
+        assert operations.bury_all("keyed", "running", Filter(older_than=1_800)).result().done == 0
+
+
 def test_what_has_no_age_is_not_filtered_by_it(operations: Operations) -> None:
     with pytest.raises(OperationRefused, match="priority"):
         operations.listing("ranked", "store", wanted=Filter(older_than=5))

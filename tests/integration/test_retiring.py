@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +19,9 @@ from django.utils import timezone
 
 from django_rmq import connections, send_message
 from django_rmq.conf import get_config
+from django_rmq.core.model.envelope import Envelope, encode_envelope
+from django_rmq.core.producer.placement import slot_of
+from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations.health import HealthThresholds
@@ -173,6 +177,65 @@ def test_the_dead_are_sent_anew_if_asked_for(shop: Shop) -> None:
         run("old", "--retire", "--move-to", "new", "--dead", "move")
         (moved,) = copies("new", "store")
         assert (moved.priority, moved.body()) == (90, {"a": 1})
+
+
+def test_what_is_sent_again_while_it_moves_stays_and_moves_next(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shop(old=KEYED, new=KEYED):
+        for key in ("a", "b"):
+            send_message("old", {"n": 1}, key=key, fixed_time=later(60))
+    with shop(new=KEYED):
+        send_all = Producer.attempt
+
+        def attempt(producer: Producer, sends: Any) -> Any:
+            answer = send_all(producer, sends)
+            # A program with the former settings sends a newer body.
+            for out in sends:
+                if out.member == b"a":
+                    direct(connections.get_broker()).send_replace(
+                        replace(out.topic, name="old"),
+                        slot_of(b"a", 4),
+                        [out.score],
+                        [b"a"],
+                        [encode_envelope(Envelope(b'{"n":2}'))],
+                    )
+            return answer
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Producer, "attempt", attempt)
+            assert "still holds messages" in run("old", "--retire", "--move-to", "new", returncode=1)
+        run("old", "--retire", "--move-to", "new")
+        assert {copy.key: copy.body() for copy in copies("new", "store")} == {"a": {"n": 2}, "b": {"n": 1}}
+
+
+def test_what_dies_again_while_it_moves_stays(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    with shop(old=TIMED, new=TIMED):
+        kill("old", 1)
+        old = get_config().topic("old")
+    with shop(new=TIMED):
+        send_all = Producer.attempt
+
+        def attempt(producer: Producer, sends: Any) -> Any:
+            answer = send_all(producer, sends)
+            broker, slot = direct(connections.get_broker()), slot_of(b"1", 4)
+            broker.send_replace(old, slot, [broker.now_ms()], [b"1"])
+            time.sleep(0.01)
+            broker.bury(old, slot, [b"1"], "shop.Boom: again")
+            return answer
+
+        monkeypatch.setattr(Producer, "attempt", attempt)
+        run("old", "--retire", "--move-to", "new", "--dead", "move", returncode=1)
+        (left,) = Operations(Actor("tester", "command")).stranded()
+        assert left.dead == 1
+
+
+def test_what_cannot_be_done_is_refused_before_anybody_is_asked(shop: Shop) -> None:
+    with shop(old=TIMED, renders=RANKED):
+        kill("old", 1)
+    with shop(renders=RANKED):
+        retire = ("old", "--retire", "--move-to", "renders", "--dead", "delete")
+        assert "differ in TYPE" in run(*retire, returncode=2)
 
 
 def test_what_the_other_topic_refuses_stays(shop: Shop) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
+from django.conf import settings
+from django.core.management import CommandError
 from django.test import Client, override_settings
 from django.urls import reverse
 
@@ -28,6 +32,7 @@ from django_rmq.spark.broker_connection import topic_of
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
 from django_rmq.worker.listener_registry import isolated
 from tests.support.programs import Consumer
+from tests.support.reports import printed
 
 pytestmark = pytest.mark.django_db
 
@@ -164,3 +169,24 @@ def test_spark_refuses_a_topic_that_collects(clock: Clock) -> None:
     with pytest.raises(ConfigurationError, match="ACCUMULATE"):
         topic_of("views", definition)
     assert topic_of("index", get_config().topic("index").definition()).debounce_ms == 10_000
+
+
+def test_rmqsend_says_what_is_full(clock: Clock) -> None:
+    lines = "".join(f'{{"body": {{"ms": {n}}}, "key": "a"}}\n' for n in range(5))
+    with override_settings(
+        RMQ={**settings.RMQ, "TOPICS": {"lines": {**COLLECTING, "ACCUMULATE": 3, "MAX_BACKLOG": 9}}}
+    ):
+        assert "their slots hold their share of MAX_BACKLOG, or they have collected" in refusal(
+            "lines", lines
+        )
+    assert refusal("views", lines) == (
+        "2 messages were refused: they have collected all their bodies (ACCUMULATE, MAX_BODY)"
+    )
+
+
+def refusal(topic: str, lines: str) -> str:
+    """Return the error with which rmqsend ends."""
+    source = Mock(buffer=io.BytesIO(lines.encode()))
+    with patch("sys.stdin", source), pytest.raises(CommandError) as caught:
+        printed("rmqsend", topic, "-", "--jsonl", "--options")
+    return str(caught.value)

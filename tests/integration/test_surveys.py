@@ -22,7 +22,7 @@ from django_rmq.core.model.keys import answer_key, slot_keys
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.monitoring import history
 from django_rmq.core.redis.broker import RedisPipeline
-from django_rmq.exceptions import NotPermitted, RmqError, ServerUnavailable
+from django_rmq.exceptions import NotPermitted, RmqError, ServerUnavailable, WrongType
 from django_rmq.metrics import RmqCollector
 from django_rmq.operations import Actor, Operations, Permission, shared_reads, stats
 from tests.support.brokers import Broker, project_on
@@ -454,3 +454,19 @@ def test_counters_that_cannot_be_read_are_said_and_the_others_are_summed(
 
 def is_empty(found: stats.TopicStats) -> bool:
     return not (found.store or found.due or found.paused_slots or found.problems) and found.looked_at == 32
+
+
+def test_an_answer_is_forgotten_when_a_later_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_reads, "KEPT_MS", 600_000)
+    answers: Iterator[str | RmqError] = iter(["old", WrongType("no hash"), "new"])
+
+    def ask() -> str:
+        answer = next(answers)
+        if isinstance(answer, RmqError):
+            raise answer
+        return answer
+
+    assert shared_reads.share_answer(("a question",), ask, 0.0) == "old"
+    with pytest.raises(WrongType):
+        shared_reads.share_answer(("a question",), ask, 0.0)
+    assert shared_reads.share_answer(("a question",), ask, 600.0) == "new"

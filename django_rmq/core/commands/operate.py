@@ -168,6 +168,7 @@ def _restored(reply: list[Reply]) -> Restored:
 def restore(topic: Topic, slot: int, act: str, cursor: str = "0", limit: int = 250) -> Call[Restored]:
     """Bring back about ``limit`` copies that ``act`` has deleted from the slot, from ``cursor`` on.
 
+    The default is that of ``operations.bulk.PER_SLOT``.
     Raises ``SlotMoved`` if the slot now has another slot count.
     """
     return Call("restore", InTrash(topic, slot, act), (cursor, limit), _restored)

@@ -254,14 +254,14 @@ def sampling(
     topics: Iterable[Topic],
     minutes: int,
     is_ours: Callable[[Topic], bool],
-    present: Callable[[Topic], Topic] = lambda topic: topic,
+    with_slots: Callable[[Topic], Topic] = lambda topic: topic,
 ) -> list[Steps]:
     """Return a duty for each topic that samples it once a minute, unless another worker does; no duties if ``minutes`` is 0.
 
-    ``is_ours`` returns whether this worker should try; Redis ensures that only one samples. ``present``
-    returns a topic with its current slots.
+    ``is_ours`` returns whether this worker should try; Redis ensures that only one samples. ``with_slots`` returns a topic
+    with its present slots and those before a re-slotting, which are empty and have counters.
     """
-    return [partial(_sampling, broker, topic, minutes, is_ours, present) for topic in topics if minutes]
+    return [partial(_sampling, broker, topic, minutes, is_ours, with_slots) for topic in topics if minutes]
 
 
 def _sampling(
@@ -269,13 +269,13 @@ def _sampling(
     topic: Topic,
     keep: int,
     is_ours: Callable[[Topic], bool],
-    present: Callable[[Topic], Topic],
+    with_slots: Callable[[Topic], Topic],
 ) -> Generator[float, None, None]:
     """The duty that samples one topic."""
     # Each topic has an instant of its own, so that Redis does not get the reads of all topics at once.
     offset_ms = crc32(topic.name.encode()) % 5_000
     while True:
-        topic = present(topic)
+        topic = with_slots(topic)
         minute, passed = divmod(broker.now_ms(), 60_000)
         if passed < offset_ms:
             yield (offset_ms - passed) / 1000

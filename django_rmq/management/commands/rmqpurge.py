@@ -24,7 +24,8 @@ class Command(RmqCommand):
 
     help = (
         "Delete all messages of one state of a topic, or those that match all filters. Running messages are never "
-        "deleted. The first 100,000 can be brought back for one hour with --undo. "
+        "deleted. The first 100,000, up to 64 MB of them, can be brought back for one hour with --undo: fewer, or none, if "
+        "Redis is full or keeps much of earlier deletions. "
         "You must confirm by typing the name of the topic."
     )
 
@@ -62,7 +63,8 @@ class Command(RmqCommand):
             return operations.delete_all(name, state, wanted, **how)
 
         rest = (
-            "can be brought back for one hour, the first 100,000 of them"
+            "can be brought back for one hour: the first 100,000 and up to 64 MB of them, and fewer, or none, if Redis is full "
+            "or keeps much of earlier deletions"
             if keep
             else "cannot be brought back"
         )

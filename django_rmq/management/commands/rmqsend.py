@@ -165,7 +165,16 @@ class Command(RmqCommand):
         answer = {"outcomes": dict(outcomes), "total": outcomes.total()}
         self.print_answer(answer, f"{topic.name}: {outcomes_text(dict(outcomes))}", options)
         if outcomes["refused"]:
-            raise CommandError(f"the topic is full: it refused {outcomes['refused']} messages", returncode=1)
+            raise CommandError(
+                f"{outcomes['refused']} messages were refused: {_what_is_full(topic)}", returncode=1
+            )
+
+
+def _what_is_full(topic: Topic) -> str:
+    reasons = ["their slots hold their share of MAX_BACKLOG"] if topic.max_backlog else []
+    if topic.accumulate:
+        reasons.append("they have collected all their bodies (ACCUMULATE, MAX_BODY)")
+    return ", or ".join(reasons)
 
 
 _AS_GIVEN = ("key", "priority", "time_range", "delay", "slot_basis", "max_retries", "timeout")

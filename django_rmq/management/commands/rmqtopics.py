@@ -148,15 +148,16 @@ class Command(RmqCommand):
             raise UsageError("name the topics to retire")
         for name in options["topics"]:
             stranded = self._waited_for(name, until, is_drained=not (options["move_to"] or options["delete"]))
+            # It refuses what cannot be done before anybody is asked.
+            run = operations.retire(
+                name, to=options["move_to"], delete=options["delete"], dead=options["dead"]
+            )
             if options["delete"] and stranded.held:
                 question = f"{stranded.held} messages of {name} ({stranded}) will be deleted permanently."
                 self.confirm(question, name, options)
             elif options["dead"] == "delete" and stranded.dead:
                 question = f"{stranded.dead} dead messages of {name} will be deleted permanently."
                 self.confirm(question, name, options)
-            run = operations.retire(
-                name, to=options["move_to"], delete=options["delete"], dead=options["dead"]
-            )
             progress = self.follow(run, f"retire {name}", options)
             self.print_outcomes(name, progress, options)
             if not progress.is_complete:

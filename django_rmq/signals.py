@@ -23,7 +23,8 @@ signal                 arguments, beside ``topic``
                        were marked by ``retry`` or ``reject``, after Redis has confirmed it; includes dead ones
 ``message_dead``       ``failures``: those of ``message_failed`` that are not tried again
 ``message_replayed``   ``outcomes``: how many by outcome, ``actor``: whose name; after somebody has replayed dead
-                       messages, in the process that did it (admin, REST or command)
+                       messages, in the process that did it (admin, REST or command; a worker, when a replay in the
+                       background has ended)
 =====================  ==========================================================================
 
 ``message_committed``, ``message_failed`` and ``message_dead`` are sent in the worker process that ran the listener, by one

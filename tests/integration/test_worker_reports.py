@@ -38,9 +38,10 @@ from django_rmq.core.model.worker_report import (
     decode_stacks,
     encode_stack_requests,
 )
+from django_rmq.core.monitoring import history as recorded_history
 from django_rmq.exceptions import InvalidRequest, OperationRefused, ServerUnavailable, UnknownTopic, WrongType
 from django_rmq.message_ids import sealed_id
-from django_rmq.operations import Actor, Operations, Permission
+from django_rmq.operations import Actor, Operations, Permission, TopicRule, shared_reads
 from django_rmq.operations.worker_overview import REQUEST_MS, STOPPING_MS
 from django_rmq.worker import listener_registry, worker_reports
 from django_rmq.worker.worker_process import ProcessOptions, WorkerProcess
@@ -811,3 +812,44 @@ def test_rest_asks_for_a_stack_and_returns_it(shop: Any, staff: Callable[..., Cl
     assert client.get(by_body).status_code == 403
     may_read = staff("view_topic", "view_stack", "view_bodies")
     assert may_read.get(by_body).json()["results"][0]["worker"] == "0123456789"
+
+
+def test_a_shared_answer_about_workers_is_shown_to_each_actor_as_he_may_see_it(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_reads, "KEPT_MS", 60_000)
+    monkeypatch.setattr(shared_reads, "OTHERS_SECONDS", 3_600.0)
+    join(shop, "live", "timed", "other")
+    long_ago = shop.now_ms() - 24 * 3_600_000
+    call = RunningCall("timed", "1~id", long_ago, 1, "thread", 0.5, "card 4111")
+    report(shop, "live", calls=(call,), running=1, threads=1, taken=1)
+    rule = TopicRule(lambda topic, needed: topic.name == "timed")
+    viewer = Operations(Actor("viewer", "test", permits=lambda needed: needed is Permission.VIEW, rule=rule))
+
+    def seen(by: Operations) -> tuple[str, set[str]]:
+        overview = shared_reads.shared_workers(by)
+        (running,), (stuck,) = overview.running, overview.stuck
+        return running.call.progress_text, {topic.name for topic in stuck.worker.member.worker.topics}
+
+    for _ in range(2):
+        assert seen(viewer) == ("", {"timed"})
+        assert seen(operations()) == ("card 4111", {"timed", "other"})
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_a_worker_samples_the_counters_of_former_slots_too(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener_registry, "listeners", lambda: {"timed": Listener("timed", HeldListener())})
+    sampled: list[int] = []
+
+    def sampling(_broker: object, topics: Any, _minutes: int, _is_ours: object, with_slots: Any) -> list[Any]:
+        sampled.extend(with_slots(topic).slots for topic in topics if topic.name == "timed")
+        return []
+
+    monkeypatch.setattr(recorded_history, "sampling", sampling)
+    topic = get_config().topic("timed")
+    shop.define(topic)
+    shop.redefine("timed", lambda known: {**known, "reslot": {"former": [8]}})
+    WorkerProcess([topic], ProcessOptions(threads=1))
+    assert sampled == [8]

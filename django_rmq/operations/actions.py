@@ -20,7 +20,7 @@ from django.utils.translation import gettext as _
 
 from django_rmq import connections, sending
 from django_rmq.core.commands import inspect, operate
-from django_rmq.core.commands.broker_interface import Broker, batched
+from django_rmq.core.commands.broker_interface import Broker
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.envelope import Envelope, derived_origin, encode_envelope, future_expiry
@@ -400,7 +400,8 @@ def _find_states(broker: Broker, topic: Topic, slot: int, outcomes: dict[bytes, 
     A replay alone keeps this word: it concerns dead messages, and the others have another state.
     """
     missing = [member for member, word in outcomes.items() if word == "not_found"]
-    for part in batched(missing, LOOKED_AT_ONCE):
+    for first in range(0, len(missing), LOOKED_AT_ONCE):
+        part = missing[first : first + LOOKED_AT_ONCE]
         try:
             reply = broker.run(inspect.describe_messages(topic, slot, part))
         except RmqError as error:

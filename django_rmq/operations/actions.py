@@ -299,41 +299,36 @@ def _do(
             % {"most": MAX_IDS, "count": len(ids)}
         )
     identities = {one: identified(context, topic, one) for one in ids}
-    outcomes = dict.fromkeys(identities, "gone")
-    trash = None
+    outcomes, trash = dict.fromkeys(identities, "gone"), None
     if keep:
         named = chosen([public_id(topic, one, identity) for one, identity in identities.items()], detail)
         trash = open_trash(context, "delete", topic, named)
     at: dict[str, LocatedMessage] = {}
     unseen: set[MessageIdentity] = set()
     error: RmqError | None = None
-    for find in (find_messages, find_moved):
-        # A re-slotting may have moved a message that was not in the slot of its id.
-        missing = {one: at.get(one, identities[one]) for one, word in outcomes.items() if word == "gone"}
-        if error is not None or not missing:
-            break
-        try:
+    try:
+        for find in (find_messages, find_moved):
+            # A re-slotting may have moved a message that was not in the slot of its id.
+            missing = {one: at.get(one, identities[one]) for one, word in outcomes.items() if word == "gone"}
+            if not missing:
+                break
             sought = find(context.broker, topic, missing.values(), rounds=search_rounds(context))
-        except RmqError as failure:
-            error = failure
-            break
-        unseen |= {identities[one] for one, identity in missing.items() if identity in sought.unseen}
-        places = {
-            one: sought.messages[identity] for one, identity in missing.items() if identity in sought.messages
-        }
-        at |= places
-        error = _act_in_slots(context, act, topic, places, outcomes, trash)
+            unseen |= {identities[one] for one, identity in missing.items() if identity in sought.unseen}
+            places = {one: sought.messages[key] for one, key in missing.items() if key in sought.messages}
+            at |= places
+            _act_in_slots(context, act, topic, places, outcomes, trash)
+    except RmqError as failure:
+        error = failure
     if trash is not None:
         trash.close()
     outcomes |= {
         one: "not_found" for one, word in outcomes.items() if word == "gone" and identities[one] in unseen
     }
     # What was done before the error is done: the audit trail gets its outcomes before the error is raised.
-    if error is not None and not set(outcomes.values()) - {"gone", "not_found"}:
-        raise error
-    public = [public_id(topic, one, at.get(one, identity)) for one, identity in identities.items()]
-    note = chosen(public, detail or act.detail)
-    record_outcomes(context, act.name, topic.name, Counter(outcomes.values()), note)
+    if error is None or set(outcomes.values()) - {"gone", "not_found"}:
+        public = [public_id(topic, one, at.get(one, identity)) for one, identity in identities.items()]
+        note = chosen(public, detail or act.detail)
+        record_outcomes(context, act.name, topic.name, Counter(outcomes.values()), note)
     if error is not None:
         raise error
     return ActionResult(outcomes) if trash is None else ActionResult(outcomes, trash.undo, trash.kept)
@@ -353,23 +348,19 @@ def _act_in_slots(
     places: Mapping[str, LocatedMessage],
     outcomes: dict[str, str],
     trash: Trash | None,
-) -> RmqError | None:
-    """Perform the action slot by slot, and record outcomes in ``outcomes``; return the error that ended it."""
+) -> None:
+    """Perform the action slot by slot, and record outcomes in ``outcomes``. Raises ``RmqError``; they are right all the same."""
     by_slot: defaultdict[int, dict[bytes, list[str]]] = defaultdict(lambda: defaultdict(list))
     for one, at in places.items():
         # If two ids name one message, the action is performed once.
         by_slot[at.slot][at.member].append(one)
     for slot, named in by_slot.items():
+        words = _act_in_slot(context, act, topic, slot, list(named), trash)
         try:
-            words = _act_in_slot(context, act, topic, slot, list(named), trash)
-        except RmqError as error:
-            return error
-        trouble = _find_states(context.broker, topic, slot, words)
-        for member, ids in named.items():
-            outcomes |= dict.fromkeys(ids, words[member])
-        if trouble is not None:
-            return trouble
-    return None
+            _find_states(context.broker, topic, slot, words)
+        finally:
+            for member, ids in named.items():
+                outcomes |= dict.fromkeys(ids, words[member])
 
 
 def _act_in_slot(
@@ -394,20 +385,16 @@ def _act_in_slot(
     return {member: act.outcomes.get(word, word) for member, word in zip(members, words, strict=True)}
 
 
-def _find_states(broker: Broker, topic: Topic, slot: int, outcomes: dict[bytes, str]) -> RmqError | None:
-    """Replace ``not_found`` by the state of each message; return the error that prevents it.
+def _find_states(broker: Broker, topic: Topic, slot: int, outcomes: dict[bytes, str]) -> None:
+    """Replace ``not_found`` by the state of each message.
 
     A replay alone keeps this word: it concerns dead messages, and the others have another state.
     """
     missing = [member for member, word in outcomes.items() if word == "not_found"]
     for first in range(0, len(missing), LOOKED_AT_ONCE):
         part = missing[first : first + LOOKED_AT_ONCE]
-        try:
-            reply = broker.run(inspect.describe_messages(topic, slot, part))
-        except RmqError as error:
-            return error
+        reply = broker.run(inspect.describe_messages(topic, slot, part))
         outcomes |= {member: instead(one) for member, one in zip(part, reply, strict=True)}
-    return None
 
 
 def instead(looked: DescribeReply) -> str:

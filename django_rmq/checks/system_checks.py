@@ -7,8 +7,8 @@ package registers the checks. What some of them report is found elsewhere:
 id                                                  where it is found
 ==================================================  =================================================
 E001, E003: types and ranges of values              each module of ``conf`` that reads a section, most
-                                                    by ``conf.sections`` and ``conf.parsers``
-E002: unknown keys                                  ``conf.sections``
+                                                    by ``conf.known_keys`` and ``conf.parsers``
+E002: unknown keys                                  ``conf.known_keys``
 E105: durations that may be in ms                   ``conf.parsers``
 E004: names of topics                               ``conf.topic_settings``; ``system_checks`` for
                                                     ADMIN

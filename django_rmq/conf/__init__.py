@@ -1,6 +1,6 @@
 """The settings: `RMQ` and `TASKS` of Django, read once, checked, and given to everything else as a frozen ``Config``."""
 
-from django_rmq.conf.sections import SettingsProblem, did_you_mean
+from django_rmq.conf.known_keys import SettingsProblem, did_you_mean
 from django_rmq.conf.server_settings import RedisServer
 from django_rmq.conf.settings_reader import (
     Config,

@@ -1,6 +1,6 @@
 """Parsers of values of the settings, and the printable form of what they refuse, which reveals no password.
 
-A parser returns the value, or raises ``InvalidSetting`` with the required form. ``sections`` applies the parsers, and refuses
+A parser returns the value, or raises ``InvalidSetting`` with the required form. ``known_keys`` applies the parsers, and refuses
 unknown keys.
 """
 

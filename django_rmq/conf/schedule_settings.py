@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 
+from django_rmq.conf.known_keys import Keys, Problems, read_values
 from django_rmq.conf.parsers import InvalidSetting, one_of, optional, printable, text, whole_seconds
-from django_rmq.conf.sections import Keys, Problems, read_values
 from django_rmq.conf.topic_settings import read_defaults, read_topic
 from django_rmq.core.model.bounds import LONGEST_WAIT
 from django_rmq.core.model.keys import NAME_WANTED, TOPIC_NAME

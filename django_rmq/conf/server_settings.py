@@ -17,6 +17,7 @@ from django.conf import settings
 from django.core.cache import DEFAULT_CACHE_ALIAS
 from django.utils.module_loading import import_string
 
+from django_rmq.conf.known_keys import Problems, did_you_mean, keys_of, read_values, setting
 from django_rmq.conf.parsers import (
     InvalidSetting,
     dotted_path,
@@ -28,7 +29,6 @@ from django_rmq.conf.parsers import (
     seconds,
     secret,
 )
-from django_rmq.conf.sections import Problems, did_you_mean, keys_of, read_values, setting
 from django_rmq.core.model import redis_url
 
 DJANGO_REDIS = "django_redis.cache.RedisCache"

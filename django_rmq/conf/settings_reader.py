@@ -23,9 +23,7 @@ from django.conf import settings
 from django.core.signals import setting_changed
 
 from django_rmq.conf import parsers
-from django_rmq.conf.parsers import printable
-from django_rmq.conf.schedule_settings import read_schedules, with_schedule_topics
-from django_rmq.conf.sections import (
+from django_rmq.conf.known_keys import (
     Keys,
     Problems,
     SettingsProblem,
@@ -35,6 +33,8 @@ from django_rmq.conf.sections import (
     read_values,
     setting,
 )
+from django_rmq.conf.parsers import printable
+from django_rmq.conf.schedule_settings import read_schedules, with_schedule_topics
 from django_rmq.conf.server_settings import (
     ADDRESS,
     RedisServer,

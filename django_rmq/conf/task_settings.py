@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from django_rmq.conf.known_keys import Keys, Problems, keys_of, read_section, read_values, setting
 from django_rmq.conf.parsers import boolean, matching, module_names, optional, printable, seconds, text
-from django_rmq.conf.sections import Keys, Problems, keys_of, read_section, read_values, setting
 from django_rmq.conf.topic_settings import TOPIC_KEYS, read_defaults, read_topic
 from django_rmq.core.model.bounds import MAX_RETRIES_LIMIT
 from django_rmq.core.model.keys import check_topic_name

@@ -1,6 +1,6 @@
 """`RMQ["TOPICS"]` and `RMQ["TOPIC_DEFAULTS"]`: the parsers of their keys, and the options that contradict each other.
 
-``sections`` refuses unknown keys. The result is a ``Topic`` for each name. The default of an option is that of the
+``known_keys`` refuses unknown keys. The result is a ``Topic`` for each name. The default of an option is that of the
 field of ``core.model.topic.Topic``. Others are in this file: TYPE and ORDER of a topic without TYPE (``SOON``), OUTBOX (as
 `RMQ["OUTBOX"]`), IDENTITY of fifo topics, and MAX_RUNTIME beside HARD_TIMEOUT. ``connections`` checks whether Redis knows the
 topic with the same options.
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from django.utils.module_loading import import_string
 
+from django_rmq.conf.known_keys import Keys, Problems, Values, read_values
 from django_rmq.conf.parsers import (
     InvalidSetting,
     boolean,
@@ -30,7 +31,6 @@ from django_rmq.conf.parsers import (
     whole,
     whole_seconds,
 )
-from django_rmq.conf.sections import Keys, Problems, Values, read_values
 from django_rmq.core.model.bounds import (
     BATCH,
     FASTEST,

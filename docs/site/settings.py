@@ -16,9 +16,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from django_rmq.conf.known_keys import Keys, keys_of
 from django_rmq.conf.parsers import WHOLE_FORMS, InvalidSetting
 from django_rmq.conf.schedule_settings import SCHEDULE_KEYS
-from django_rmq.conf.sections import Keys, keys_of
 from django_rmq.conf.server_settings import ZooKeeper
 from django_rmq.conf.settings_reader import PLAIN_KEYS, RMQ_KEYS, SECTIONS, Config
 from django_rmq.conf.task_settings import OPTION_KEYS, TaskOptions

@@ -1,4 +1,4 @@
-"""Sections of the settings: their known keys, unknown keys are refused, and the problems that they find.
+"""The known keys of each section of the settings: unknown keys are refused here, and all problems of a section are found.
 
 A section is a dict of the settings, such as ``RMQ`` or the options of a topic. A class may declare its keys: each field is a
 ``setting`` with the parser of the value. Reading goes on after a problem, so that all are found. Options that contradict each

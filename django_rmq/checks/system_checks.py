@@ -50,7 +50,7 @@ from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTroub
 from django_rmq.outbox import row_lists
 from django_rmq.outbox.rows import aliases
 from django_rmq.tasks import is_installed as has_framework
-from django_rmq.tasks import jobs
+from django_rmq.tasks.task_modules import declared_modules, import_each, import_tasks
 from django_rmq.worker import listener_registry, once
 
 NAMESAKE = "django-rmq"
@@ -252,7 +252,7 @@ def check_tasks() -> Iterator[CheckMessage]:
     problems = [problem for backend in config.tasks.values() for problem in _of_backend(backend)]
     yield from problems
     # A module of tasks imports its framework, whose absence is one of the problems already.
-    for module, error in jobs.import_each(jobs.declared_modules(config)) if not problems else ():
+    for module, error in import_each(declared_modules(config)) if not problems else ():
         message = f'OPTIONS["MODULES"] of TASKS names "{module}", which cannot be imported: {error!r}.'
         yield AppError(message, id="django_rmq.E089")
 
@@ -382,7 +382,7 @@ def read_project() -> Config | None:
         return None
     with suppress(ConfigurationError):  # which check_listeners and check_tasks report
         listener_registry.discover()
-        jobs.import_tasks()
+        import_tasks()
     return read_settings()[0]
 
 

@@ -1,6 +1,7 @@
 """The backend: it enqueues tasks as messages.
 
-``jobs`` makes the message of a task and its priority, ``task_status`` finds the results of tasks, and ``execution`` runs tasks.
+``jobs`` makes the message of a task, ``priority`` its priority. ``task_status`` finds the results of tasks, and ``execution``
+runs tasks.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.sending import send_message
 from django_rmq.tasks import Framework, task_status
 from django_rmq.tasks.jobs import Job
+from django_rmq.tasks.priority import message_priority
 from django_rmq.tasks.task_status import TaskRecord, result_of
 
 
@@ -108,7 +110,7 @@ def _send(mine: TaskBackend, job: Job, key: str, now: datetime) -> SendResult:
             if _is_later(after, timezone.now()):
                 raise
     topic = mine.topic_of(job.queue, in_loop=job.in_loop)
-    return send_message(topic.name, job.body, priority=job.message_priority, **how)
+    return send_message(topic.name, job.body, priority=message_priority(job), **how)
 
 
 def _is_later(moment: datetime, now: datetime) -> bool:

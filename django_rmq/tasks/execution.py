@@ -36,6 +36,7 @@ from django_rmq.exceptions import Cancelled, Reject, Retry, RmqError, TopicFull
 from django_rmq.sending import ensure_message
 from django_rmq.tasks import NATIVE, PACKAGE, Framework, framework, task_status
 from django_rmq.tasks.jobs import Job
+from django_rmq.tasks.priority import message_priority
 from django_rmq.tasks.record_writer import RecordWriter, Write
 from django_rmq.tasks.task_status import (
     FAILED,
@@ -425,7 +426,7 @@ def release(message: Message) -> None:
     topic = backend.topic_of(job.queue, in_loop=job.in_loop)
     try:
         # If a worker died after this send, the queue may have the task already. It then keeps its place there.
-        ensure_message(topic.name, message.body, key=key, priority=job.message_priority, on_commit=False)
+        ensure_message(topic.name, message.body, key=key, priority=message_priority(job), on_commit=False)
     except TopicFull as error:
         # The queue is full. The message rests, and the task is sent later.
         raise Retry(str(error)) from None

@@ -36,7 +36,8 @@ from django_rmq.core.model.topic import Topic, slot_counts
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.tasks import Framework
 from django_rmq.tasks import framework as framework_of
-from django_rmq.tasks.jobs import Job, imported
+from django_rmq.tasks.jobs import Job
+from django_rmq.tasks.task_modules import imported
 
 READY, RUNNING, FAILED, SUCCESSFUL = "READY", "RUNNING", "FAILED", "SUCCESSFUL"
 

@@ -29,7 +29,7 @@ from django_rmq.core.model.delivered_message import ListenerFunction, Message
 from django_rmq.durations import Duration
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.tasks import execution as tasks
-from django_rmq.tasks import jobs
+from django_rmq.tasks.task_modules import import_each, modules_of_apps
 from django_rmq.worker.once import OnceListener
 
 if sys.version_info >= (3, 14):
@@ -275,7 +275,7 @@ def discover() -> list[FailedModule]:
     """Import the ``RMQ["AUTODISCOVER"]`` module of every installed app; return the modules that failed."""
     name = get_config().autodiscover
     _add_tasks()
-    return [] if name is None else [FailedModule(*each) for each in jobs.import_each(jobs.of_apps(name))]
+    return [] if name is None else [FailedModule(*each) for each in import_each(modules_of_apps(name))]
 
 
 def _add_tasks() -> None:

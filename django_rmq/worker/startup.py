@@ -17,7 +17,7 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.core.topic_registration import register_topics
 from django_rmq.database_access import ask_each
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
-from django_rmq.tasks import jobs
+from django_rmq.tasks.task_modules import import_tasks
 from django_rmq.worker import listener_registry, once
 
 logger = safe_logger("django_rmq.consumer")
@@ -43,7 +43,7 @@ def chosen_topics(names: Iterable[str] = (), exclude: Iterable[str] = ()) -> lis
     if failed:
         reasons = "; ".join(f"{one.module}: {one.reason}" for one in failed)
         raise ConfigurationError(f"listeners cannot be imported: {reasons}") from failed[0].error
-    jobs.import_tasks()
+    import_tasks()
     listeners = listener_registry.listeners()
     for name in listeners:
         config.topic(name)

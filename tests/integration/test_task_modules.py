@@ -22,7 +22,7 @@ from django_rmq.conf import get_config
 from django_rmq.core.commands import ack, fetch, stored_results
 from django_rmq.core.model.replies import Failure
 from django_rmq.exceptions import ConfigurationError, MessageGone, UnknownTask
-from django_rmq.tasks import jobs
+from django_rmq.tasks import task_modules
 from django_rmq.testing import drain, memory_broker
 from django_rmq.worker import listener_registry, startup
 from tests.support import tasks as errands
@@ -56,7 +56,7 @@ def using() -> Iterator[Use]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder from which modules are imported. What the test imports is forgotten."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(jobs, "_imported", set())
+    monkeypatch.setattr(task_modules, "_imported", set())
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
@@ -175,9 +175,9 @@ def test_a_module_is_not_asked_for_what_it_does_not_have(monkeypatch: pytest.Mon
     module = ModuleType("a_lazy_module")
     module.__dict__.update(here=1, __getattr__=asked.append)
     monkeypatch.setitem(sys.modules, "a_lazy_module", module)
-    assert jobs.imported("a_lazy_module.here") == 1
-    assert jobs.imported("a_lazy_module.there") is None
-    assert jobs.imported("a_lazy_module.here.real") is None
+    assert task_modules.imported("a_lazy_module.here") == 1
+    assert task_modules.imported("a_lazy_module.there") is None
+    assert task_modules.imported("a_lazy_module.here.real") is None
     assert asked == []
 
 

@@ -28,7 +28,8 @@ from django_rmq.exceptions import ConfigurationError, InvalidMessage, TopicFull
 from django_rmq.models import OutboxMessage
 from django_rmq.tasks import framework, is_installed
 from django_rmq.tasks.execution import Attempt, release, run
-from django_rmq.tasks.jobs import message_priority
+from django_rmq.tasks.jobs import Job
+from django_rmq.tasks.priority import message_priority
 from django_rmq.testing import Clock, drain, memory_broker
 from django_rmq.worker import listener_registry, startup
 from tests.newsletter.tasks import count, publish
@@ -303,7 +304,12 @@ def test_a_higher_priority_runs_first_and_of_equal_ones_what_waits_longer(backen
 
 def test_every_priority_and_time_has_a_place_that_topics_accept() -> None:
     days = [datetime(year, 1, 1, tzinfo=UTC) for year in (1990, 2026, 2030, 2047, 2100)]
-    places = [message_priority(priority, day) for priority in (-100, 0, 100) for day in reversed(days)]
+    jobs = [
+        Job("a.b", [], {}, "default", "default", priority, day, None, in_loop=False)
+        for priority in (-100, 0, 100)
+        for day in reversed(days)
+    ]
+    places = [message_priority(job) for job in jobs]
     assert places == sorted(places)
     assert min(places) > 1000
     assert max(places) < 1 << 43

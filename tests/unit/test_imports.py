@@ -142,7 +142,7 @@ ALLOWED = {
     "conf/topic_settings.py": {"import_string": THE_SETTINGS},
     "conf/parsers.py": {"find_spec": OURS},
     "tasks/__init__.py": {"find_spec": OURS, "import_module": OURS},
-    "tasks/jobs.py": {"import_module": THE_PROJECT},
+    "tasks/task_modules.py": {"import_module": THE_PROJECT},
     "typed_bodies.py": {"import_string": THE_SETTINGS},
     "spark/broker_connection.py": {"import_module": "an option of the Spark job names it"},
     "spark/java.py": {"find_spec": OURS},

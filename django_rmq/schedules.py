@@ -18,8 +18,8 @@ from django_rmq.conf import Config, SettingsProblem, did_you_mean, get_config, s
 from django_rmq.conf.parsers import InvalidSetting, printable
 from django_rmq.conf.schedule_settings import SCHEDULE_KEYS, is_name
 from django_rmq.connections import Purpose
-from django_rmq.core.commands import ticks
 from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands.schedules import read_schedules
 from django_rmq.core.duties import Duty
 from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.body_codec import encode_body
@@ -181,7 +181,7 @@ def declare() -> None:
     declared = declared_schedules()
     broker = connections.get_broker("worker")
     # Redis may still hold schedules that the project no longer declares, so both have to be empty.
-    if not declared and not broker.run(ticks.read_schedules()):
+    if not declared and not broker.run(read_schedules()):
         return
     config = get_config()
     schedules = {name: each for name, each in declared.items() if each.topic in config.topics}
@@ -235,7 +235,7 @@ def _duty(broker: Broker, declarations: Declarations) -> Generator[float, None, 
     steps = stepper()
     try:
         while True:
-            now_ms, records = broker.now_ms(), broker.run(ticks.read_schedules())
+            now_ms, records = broker.now_ms(), broker.run(read_schedules())
             if declarations.reconcile(records, now_ms):
                 # A server that has lost the schedules may have lost the definitions of their topics as well.
                 _register(broker, declarations.topics)

@@ -17,9 +17,9 @@ from django.utils.translation import gettext as _
 from django_rmq import connections
 from django_rmq.conf.parsers import InvalidSetting
 from django_rmq.conf.schedule_settings import SCHEDULE_KEYS
-from django_rmq.core.commands import ticks
 from django_rmq.core.commands.broker_interface import run_all
 from django_rmq.core.commands.inspect import status
+from django_rmq.core.commands.schedules import change_schedule, read_schedules
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.envelope import new_origin
@@ -102,7 +102,7 @@ def schedules(context: OperationContext, names: Collection[str] | None = None) -
     context.actor.require(Permission.VIEW)
     names = context.known(names)
     declared_topics = context.config.topics if names is None else names
-    records = context.broker.run(ticks.read_schedules())
+    records = context.broker.run(read_schedules())
     known = {one.name for one in records}
     chosen = [one for one in records if names is None or one.schedule.topic in names]
     missing = [
@@ -194,7 +194,7 @@ def delete_schedule(context: OperationContext, name: str) -> str:
             _("remove schedule %(name)s from the settings: it goes when no worker declares it")
             % {"name": name[:100]}
         )
-    context.broker.run(ticks.change_schedule(name, "removed", "1"))
+    context.broker.run(change_schedule(name, "removed", "1"))
     # The settings lack the topic, so the stepper gets the name of the schedule.
     stepper.Stepper(context.broker, {}).settle(name)
     note = f"schedule {name}: {_described(record.schedule)}"
@@ -242,7 +242,7 @@ def _record(
 ) -> ScheduleRecord:
     context.actor.require(needed)
     names = context.known(names, needed)
-    records = context.broker.run(ticks.read_schedules())
+    records = context.broker.run(read_schedules())
     for record in records:
         if record.name == name and (names is None or record.schedule.topic in names):
             return record
@@ -383,7 +383,7 @@ def _change(
         raise OperationRefused(
             _("schedule %(name)s is being removed, because no worker declares it") % {"name": name}
         )
-    answer = context.broker.run(ticks.change_schedule(name, field, value, from_now=from_now))
+    answer = context.broker.run(change_schedule(name, field, value, from_now=from_now))
     outcome = word if answer == "changed" else "unchanged"
     act = {"paused": "pause", "resumed": "resume", "changed": "edit"}[word]
     record_outcomes(

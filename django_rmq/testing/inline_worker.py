@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from django_rmq.core.commands import ack, fetch, inspect, ticks
+from django_rmq.core.commands import ack, fetch, inspect
 from django_rmq.core.commands.ack import BrokerDeliveryControl
 from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands.schedules import read_schedules
 from django_rmq.core.model.delivered_message import ListenerArgument, ListenerFunction, Message
 from django_rmq.core.model.replies import Failure, Prepared
 from django_rmq.core.model.topic import Topic
@@ -223,7 +224,7 @@ def schedule_state(name: str) -> ScheduleState:
 
     broker = connections.get_broker("worker")
     now_ms = broker.now_ms()
-    for record in broker.run(ticks.read_schedules()):
+    for record in broker.run(read_schedules()):
         if record.name == name:
             return ScheduleState(
                 _instant(next_run(record, now_ms)), _instant(record.last_run(now_ms)), record.is_paused
@@ -247,7 +248,7 @@ def send_ticks(broker: Broker) -> None:
     for _ in range(TICKS):
         if stepper.step() > 0:
             return
-    now_ms, records = broker.now_ms(), broker.run(ticks.read_schedules())
+    now_ms, records = broker.now_ms(), broker.run(read_schedules())
     late = [
         f"{record.name} since {_instant(tick)}"
         for record in records

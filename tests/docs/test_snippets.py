@@ -36,7 +36,7 @@ import yaml
 
 from django_rmq.api import urls
 from django_rmq.core.commands.reports import delete_reports, write_stacks
-from django_rmq.core.commands.ticks import change_schedule
+from django_rmq.core.commands.schedules import change_schedule
 from django_rmq.core.coordination import Worker
 from django_rmq.core.coordination.assignment import TopicSlots
 from django_rmq.core.coordination.redis_coordinator import RedisCoordinator

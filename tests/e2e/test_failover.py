@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from django_rmq.core.commands.ticks import read_schedules
+from django_rmq.core.commands.schedules import read_schedules
 from tests.e2e.processes import WORK, Happened, Start, environment_of, manage, named
 from tests.support.brokers import Broker
 from tests.support.commands import started

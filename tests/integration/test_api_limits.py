@@ -17,7 +17,8 @@ from rest_framework.throttling import SimpleRateThrottle
 
 from django_rmq.api import view
 from django_rmq.conf import get_config
-from django_rmq.core.commands import operate, send, ticks
+from django_rmq.core.commands import operate, send
+from django_rmq.core.commands.schedules import change_schedule
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.exceptions import InvalidRequest, TooManySends
@@ -97,7 +98,7 @@ RUNS = "schedules/often/run/"
 
 def scheduled(broker: Any, body: Any = 1) -> None:
     """Let Redis have a schedule of the topic `timed`, as a worker declares it."""
-    broker.run(ticks.change_schedule("often", "spec", Schedule("often", "timed", body, every=60).text))
+    broker.run(change_schedule("often", "spec", Schedule("often", "timed", body, every=60).text))
 
 
 def test_a_run_of_a_schedule_is_charged_like_a_send(broker: Any) -> None:

@@ -15,7 +15,8 @@ from django.urls import reverse
 
 from django_rmq import connections
 from django_rmq.conf import get_config
-from django_rmq.core.commands import operate, send, ticks
+from django_rmq.core.commands import operate, send
+from django_rmq.core.commands.schedules import change_schedule
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.schedule import Schedule
 from django_rmq.exceptions import InvalidRequest
@@ -214,7 +215,7 @@ def test_what_a_database_cannot_store_is_not_written(operations: Operations) -> 
 
 def test_an_edit_of_a_schedule_says_the_values_before_and_after(broker: Any, operations: Operations) -> None:
     declared = Schedule("nightly", "reports", 1, cron="0 3 * * *", timezone="Europe/Berlin")
-    broker.run(ticks.change_schedule("nightly", "spec", declared.text))
+    broker.run(change_schedule("nightly", "spec", declared.text))
     operations.edit_schedule("nightly", {"cron": "*/5 * * * *", "timezone": "Asia/Tokyo", "catch_up": "all"})
     operations.edit_schedule("nightly", {"catch_up": "all"})
     operations.edit_schedule("nightly", {"every": 60})
@@ -232,7 +233,7 @@ def test_an_edit_of_a_schedule_says_the_values_before_and_after(broker: Any, ope
 
 def test_a_run_of_a_schedule_names_its_message(broker: Any, operations: Operations) -> None:
     declared = Schedule("often", "reports", 1, every=60)
-    broker.run(ticks.change_schedule("often", "spec", declared.text))
+    broker.run(change_schedule("often", "spec", declared.text))
     sent = operations.run_schedule("often")
     (copy,) = operations.get("reports", sent)
     assert copy.member is not None

@@ -15,8 +15,9 @@ from django.test import override_settings
 
 from django_rmq import Message, cancel_message, connections, listener, message_status, schedules, send_message
 from django_rmq.conf import get_config
-from django_rmq.core.commands import ack, claims, fetch, inspect, operate, ticks
+from django_rmq.core.commands import ack, claims, fetch, inspect, operate
 from django_rmq.core.commands import send as send_commands
+from django_rmq.core.commands.schedules import read_schedules
 from django_rmq.core.model.envelope import Envelope, encode_envelope
 from django_rmq.core.model.replies import Failure
 from django_rmq.core.model.topic import Topic, TopicType
@@ -59,7 +60,7 @@ def test_a_schedule_can_go_after_its_topic_has_another_type(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, moved: bool
 ) -> None:
     def topics() -> list[str]:
-        return [record.schedule.topic for record in broker().run(ticks.read_schedules())]
+        return [record.schedule.topic for record in broker().run(read_schedules())]
 
     with configured({"s": {"TOPIC": "reports", "EVERY": 600}}, reports=TIMED):
         schedules.declare()

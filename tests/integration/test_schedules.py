@@ -25,8 +25,9 @@ from django_rmq import Message, UnknownSchedule, listener, schedule, schedules
 from django_rmq import schedules as schedule_duty
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
-from django_rmq.core.commands import ack, fetch, ticks
+from django_rmq.core.commands import ack, fetch
 from django_rmq.core.commands.broker_interface import run_all
+from django_rmq.core.commands.schedules import change_schedule, read_schedules
 from django_rmq.core.model.envelope import decode_envelope
 from django_rmq.core.model.keys import schedules_key
 from django_rmq.core.model.replies import Failure
@@ -96,7 +97,7 @@ class Planned:
         self.advance((to_ms - self.clock() // 1000) / 1000)
 
     def records(self) -> dict[str, ScheduleRecord]:
-        return {one.name: one for one in self.run(ticks.read_schedules())}
+        return {one.name: one for one in self.run(read_schedules())}
 
     def waiting(self, topic: str = "reports") -> dict[str, str]:
         """Return what waits: the key, and when it is due."""
@@ -376,7 +377,7 @@ class Version:
 
     def look(self) -> None:
         now_ms = self.planned.broker.now_ms
-        while self.declarations.reconcile(self.planned.run(ticks.read_schedules()), now_ms()):
+        while self.declarations.reconcile(self.planned.run(read_schedules()), now_ms()):
             pass
         self.steps.settle()
 
@@ -386,7 +387,7 @@ def test_a_renewal_that_redis_refuses_is_an_error_of_the_duty(
     planned: Planned, ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = Version(planned, nightly=NIGHTLY)
-    known = planned.run(ticks.read_schedules())
+    known = planned.run(read_schedules())
     planned.advance(60)
     monkeypatch.setattr(worker.declarations, "_read", lambda: known)
     planned.keyspace[schedules_key(planned.broker.prefix)] = SortedSet({b"of another program": 1.0})
@@ -441,8 +442,8 @@ def test_a_schedule_that_no_worker_declares_any_more_goes_with_its_waiting_tick(
         ("at", b"-1"),
         ("at", b"9" * 30),
         ("generation", b""),
-        ("walls", b"[1]"),
-        ("walls", b'[[1e999,0,"UTC"]]'),
+        ("local_times", b"[1]"),
+        ("local_times", b'[[1e999,0,"UTC"]]'),
     ],
 )
 def test_a_schedule_that_cannot_be_read_stops_no_other(
@@ -561,13 +562,13 @@ def test_a_step_that_fails_does_not_put_off_a_removal(planned: Planned) -> None:
 def test_who_declares_what_somebody_is_about_to_remove_keeps_it(planned: Planned) -> None:
     one, other = Version(planned, nightly=NIGHTLY), Version(planned)
     live([other], GONE_SECONDS)
-    stale = planned.run(ticks.read_schedules())
+    stale = planned.run(read_schedules())
     planned.advance(5)
     one.look()
     assert not other.declarations.reconcile(stale, planned.broker.now_ms())
     assert not planned.records()["nightly"].is_removed
     # What somebody has removed nevertheless is declared again.
-    planned.run(ticks.change_schedule("nightly", "removed", "1"))
+    planned.run(change_schedule("nightly", "removed", "1"))
     one.look()
     assert not planned.records()["nightly"].is_removed
 
@@ -811,7 +812,7 @@ def test_what_cannot_be_done_says_why(planned: Planned) -> None:
     schedule_duty.declare()
     with pytest.raises(UnknownSchedule):
         who.pause_schedule("nightly", ["merged"])
-    planned.run(ticks.change_schedule("nightly", "removed", "1"))
+    planned.run(change_schedule("nightly", "removed", "1"))
     with pytest.raises(OperationRefused, match="being removed"):
         who.pause_schedule("nightly")
 
@@ -1018,7 +1019,7 @@ def test_a_schedule_whose_next_run_is_unknown_is_shown_with_the_reason(planned: 
     schedule_duty.declare()
     record = planned.records()["nightly"]
     broken = record.declared.text.replace("0 3 * * *", "x y")
-    planned.run(ticks.change_schedule("nightly", "spec", broken))
+    planned.run(change_schedule("nightly", "spec", broken))
     with mock.patch.object(stepper.Stepper, "settle"):
         shown = operations().schedule("nightly")
     assert (shown.next_ms, shown.problem) == (None, "'x y' has 2 fields: a cron expression has five")

@@ -24,7 +24,7 @@ from django_rmq.admin import TopicAdmin
 from django_rmq.api import urls as routes
 from django_rmq.api.permissions import TopicPermission
 from django_rmq.conf import get_config
-from django_rmq.core.commands import ticks
+from django_rmq.core.commands.schedules import read_schedules
 from django_rmq.core.model.delivered_message import message_id
 from django_rmq.core.model.envelope import Envelope, encode_envelope
 from django_rmq.core.model.replies import Failure
@@ -424,7 +424,7 @@ def state_of(broker: Any) -> tuple[object, ...]:
     counted = [broker.count(get_config().topic(name), slot) for name in (SEEN, HIDDEN) for slot in (0, 1)]
     # What is due, and since when, changes with the time: on a slow machine the deliveries time out meanwhile.
     counts = [(one.store, one.prepare, one.retry, one.dead, one.claimed, one.paused) for one in counted]
-    schedules = [(one.name, one.is_paused, one.override) for one in broker.run(ticks.read_schedules())]
+    schedules = [(one.name, one.is_paused, one.override) for one in broker.run(read_schedules())]
     rows = list(OutboxMessage.objects.order_by("pk").values_list("topic", "due_ms"))
     shell = Operations(Actor("shell", "command"))
     actions = [(one.action.id, one.ended_ms) for one in shell.background_actions()]

@@ -10,7 +10,7 @@ from tests.oracle.keyspace import Memory
 
 _FIELDS = (
     b"spec", b"override", b"paused", b"removed", b"generation", b"at", b"state", b"changed", b"topic", b"crc",
-    b"last", b"late", b"renewed", b"former", b"walls",
+    b"last", b"late", b"renewed", b"former", b"local_times",
 )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def plan_tick(
     instant: int,
     topic: str,
     crc: int,
-    walls: str,
+    local_times: str,
 ) -> str:
     with memory.hash(schedules_key(memory.prefix)) as found:
         of = f"{name}:".encode()
@@ -85,9 +85,9 @@ def plan_tick(
             found[of + b"last"] = b"%d" % before
         found[of + b"at"], found[of + b"state"] = b"%d" % instant, b"writing"
         found[of + b"topic"], found[of + b"crc"] = topic.encode(), b"%d" % crc
-        found.pop(of + b"walls", None)
-        if walls:
-            found[of + b"walls"] = walls.encode()
+        found.pop(of + b"local_times", None)
+        if local_times:
+            found[of + b"local_times"] = local_times.encode()
         return "planned"
 
 

@@ -44,7 +44,7 @@ changes = st.tuples(
             ("removed", "1"),
             ("override", '{"cron":"1 1 * * *"}'),
             ("spec", OTHER),
-            ("walls", '[[1,2,"UTC"]]'),
+            ("local_times", '[[1,2,"UTC"]]'),
         ]
     ),
     st.integers(0, 3),
@@ -75,8 +75,8 @@ def test_both_brokers_go_through_every_history_alike(redis_client: redis.Redis, 
         elif act == "renew_schedule":
             args, options = ("s",), {"ends": what}
         elif act == "plan_tick":
-            walls = '[[3,4,"UTC"]]' if other % 2 else ""
-            args, options = ("s", generation, at, at + what, "reports", 7, walls), {}
+            local_times = '[[3,4,"UTC"]]' if other % 2 else ""
+            args, options = ("s", generation, at, at + what, "reports", 7, local_times), {}
         else:
             args, options = ("s", generation, at, what), {}
         one, two = (answer(broker, act, *args, **options) for broker in brokers)
@@ -270,10 +270,15 @@ def test_what_a_worker_has_declared_meanwhile_is_not_changed(broker: Any) -> Non
 
 def test_what_the_clock_on_the_wall_showed_belongs_to_the_tick_that_was_planned(broker: Any) -> None:
     first = declared(broker)
-    walls = (LocalTime(first.at + 5_000, 7_200, "Europe/Berlin"),)
-    broker.plan_tick("s", first.generation, first.at, first.at + 5_000, "reports", 7, local_times_text(walls))
-    assert (record(broker).local_times, walls[0].local_ms) == (walls, first.at + 5_000 + 7_200_000)
-    broker.change_schedule("s", "walls", "")
+    local_times = (LocalTime(first.at + 5_000, 7_200, "Europe/Berlin"),)
+    broker.plan_tick(
+        "s", first.generation, first.at, first.at + 5_000, "reports", 7, local_times_text(local_times)
+    )
+    assert (record(broker).local_times, local_times[0].local_ms) == (
+        local_times,
+        first.at + 5_000 + 7_200_000,
+    )
+    broker.change_schedule("s", "local_times", "")
     assert (record(broker).local_times, record(broker).state) == ((), "retracting")
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from django_rmq.core.commands import ticks
 from django_rmq.core.commands.broker_interface import Broker, walk
+from django_rmq.core.commands.schedules import change_schedule, read_schedules, renew_schedule
 from django_rmq.core.log import safe_logger
 from django_rmq.core.model.schedule import Schedule, ScheduleRecord, ScheduleRecords
 from django_rmq.core.schedules.stepper import LONGEST_PAUSE, plan_again
@@ -135,7 +135,7 @@ class Declarations:
         return not self._declared and not self._silent
 
     def _read(self) -> ScheduleRecords:
-        return self._broker.run(ticks.read_schedules())
+        return self._broker.run(read_schedules())
 
     def _undeclared(self, records: Iterable[ScheduleRecord]) -> list[ScheduleRecord]:
         return [
@@ -158,7 +158,7 @@ class Declarations:
 
     def _note_declared(self, names: Iterable[str], *, ends: bool = False) -> None:
         """Renew schedules. Raises the first error: others remove a schedule whose renewals Redis refuses, so this is logged."""
-        list(walk(self._broker, (ticks.renew_schedule(name, ends=ends) for name in names)))
+        list(walk(self._broker, (renew_schedule(name, ends=ends) for name in names)))
 
     def _restore(self, each: Schedule, record: ScheduleRecord | None, now: float) -> bool:
         """Declare a schedule that Redis does not have, or has in a version that no worker declares."""
@@ -179,7 +179,7 @@ class Declarations:
         # If another worker renews its declaration between the read and this call, the call changes nothing.
         renewed = None if record is None or record.is_removed else record.renewed_ms
         answer = self._broker.run(
-            ticks.change_schedule(each.name, "spec", each.text, from_now=is_moved, renewed=renewed)
+            change_schedule(each.name, "spec", each.text, from_now=is_moved, renewed=renewed)
         )
         if answer == "changed":
             logger.info(
@@ -194,9 +194,7 @@ class Declarations:
     def _remove(self, record: ScheduleRecord, now: float) -> bool:
         if not self._is_gone(record, now):  # rule: an_old_worker_removes_what_a_newer_one_declares
             return False
-        answer = self._broker.run(
-            ticks.change_schedule(record.name, "removed", "1", renewed=record.renewed_ms)
-        )
+        answer = self._broker.run(change_schedule(record.name, "removed", "1", renewed=record.renewed_ms))
         if answer == "changed":
             logger.info(
                 "Schedule %s of topic %s is removed, because it is no longer declared by a worker",

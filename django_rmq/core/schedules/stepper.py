@@ -11,8 +11,9 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from django_rmq.core.commands import ticks
 from django_rmq.core.commands.broker_interface import Broker
+from django_rmq.core.commands.schedules import change_schedule, plan_tick, read_schedules, settle_tick
+from django_rmq.core.commands.ticks import put_tick, retract
 from django_rmq.core.log import LogThrottle
 from django_rmq.core.model.body_codec import encode_body
 from django_rmq.core.model.envelope import Envelope, derived_origin, encode_envelope
@@ -66,7 +67,7 @@ class Stepper:
         ``also``: the name of a schedule whose topic may be any. Raises ``RmqError``.
         """
         now_ms = self._broker.now_ms()
-        return self.step_each(self._broker.run(ticks.read_schedules()), now_ms, also)
+        return self.step_each(self._broker.run(read_schedules()), now_ms, also)
 
     def step_each(self, records: ScheduleRecords, now_ms: int, also: str = "") -> float:
         """Take one step of each of these schedules, which were just read; see ``step``."""
@@ -119,7 +120,7 @@ class Stepper:
             local_times=local_times,
         )
         answer = self._broker.run(
-            ticks.plan_tick(
+            plan_tick(
                 record.name,
                 record.generation,
                 record.at,
@@ -170,7 +171,7 @@ class Stepper:
         for topic, slot in self._places(out.topic, record.crc):
             try:
                 answer = self._broker.run(
-                    ticks.put_tick(
+                    put_tick(
                         topic,
                         slot,
                         record.name,
@@ -196,7 +197,7 @@ class Stepper:
                 self._sent(
                     topic.name, SendResult(topic.name, slot, out.member, status="stored", score=record.at)
                 )
-            self._broker.run(ticks.settle_tick(record.name, record.generation, record.at, "written"))
+            self._broker.run(settle_tick(record.name, record.generation, record.at, "written"))
             return True
         return False
 
@@ -211,20 +212,18 @@ class Stepper:
             else:
                 member = tick_member(record.name, record.at)
                 answers = {
-                    self._broker.run(
-                        ticks.retract(place, slot, record.name, record.generation, record.at, member)
-                    )
+                    self._broker.run(retract(place, slot, record.name, record.generation, record.at, member))
                     for place, slot in self._places(topic, record.crc)
                 }
         # A re-slotting may have moved the tick from the slot that was given it, so the slot that removes it decides.
         outcome = "written" if "written" in answers and "removed" not in answers else "removed"
-        self._broker.run(ticks.settle_tick(record.name, record.generation, record.at, outcome))
+        self._broker.run(settle_tick(record.name, record.generation, record.at, outcome))
 
 
 def plan_again(broker: Broker, record: ScheduleRecord) -> bool:
     """Take back the latest tick of a schedule and plan it again; return whether this process was the first to do so."""
     before = local_times_text(each for each in record.local_times if each.instant == record.last)
-    return broker.run(ticks.change_schedule(record.name, "walls", before)) == "changed"
+    return broker.run(change_schedule(record.name, "local_times", before)) == "changed"
 
 
 def message(

@@ -31,8 +31,9 @@ from django_rmq.conf import get_config
 from django_rmq.core.coordination import Holding, Worker, topic_slots
 from django_rmq.core.coordination.zookeeper import Ensemble, ZooKeeperCoordinator, check, end_session, survey
 from django_rmq.core.coordination.zookeeper import coordinator as coordinating
-from django_rmq.core.coordination.zookeeper.client import ZooKeeperSession, unpack
+from django_rmq.core.coordination.zookeeper.client import ZooKeeperSession
 from django_rmq.core.coordination.zookeeper.coordinator import LONGEST_BEAT
+from django_rmq.core.coordination.zookeeper.znodes import unpack
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
 from django_rmq.operations import Actor, Operations, stats

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from django_rmq.core.coordination import Holding, Member
 from django_rmq.core.coordination.stored_plan import AssignmentPlan
-from django_rmq.core.coordination.zookeeper import client
+from django_rmq.core.coordination.zookeeper import znodes
 from django_rmq.core.coordination.zookeeper.client import CONNECT_SECONDS, Ensemble, ZooKeeperSession
 from django_rmq.core.coordination.zookeeper.coordinator import ZooKeeperCoordinator
 
@@ -46,13 +46,13 @@ def check(ensemble: Ensemble, seconds: float = CONNECT_SECONDS) -> None:
     ``ConfigurationError`` if ``root`` belongs to another application.
     """
     with _visit(ensemble, seconds) as session:
-        client.check(session)
+        znodes.check_root(session)
 
 
 def end_session(ensemble: Ensemble, worker: str, token: str, seconds: float = 2.0) -> None:
     """End a dead worker's session, so that others take over its slots at once. Raises ``ServerTrouble``."""
     with _visit(ensemble, seconds) as session:
-        client.leave(session, worker, token)
+        znodes.delete_worker(session, worker, token)
 
 
 class ZooKeeperSurvey(NamedTuple):
@@ -75,7 +75,7 @@ class ZooKeeperSurvey(NamedTuple):
 def survey(ensemble: Ensemble, seconds: float = CONNECT_SECONDS) -> ZooKeeperSurvey:
     """Return the workers and the assignment; needs no worker of its own. Raises ``ServerTrouble``."""
     with _visit(ensemble, seconds) as session:
-        return ZooKeeperSurvey(client.members(session), client.plan(session))
+        return ZooKeeperSurvey(znodes.members(session), znodes.read_plan(session))
 
 
 __all__ = ["Ensemble", "ZooKeeperCoordinator", "ZooKeeperSurvey", "check", "end_session", "survey"]

@@ -1,196 +1,35 @@
-"""The coordinator that uses ZooKeeper, with the ephemeral node of a worker and the published definitions of topics.
+"""The coordinator that uses ZooKeeper: when a worker joins, looks for changes and assigns, and what follows a session that ended.
 
-The package's docstring describes the nodes and the protocol. ``SharedCoordinator``, the base, has the loop, the owned slots,
-and the known workers and assignment (``_live_workers``, ``_plan``); here is how ZooKeeper stores them, and what a
-worker does whose session has ended. Definitions of topics are published in ZooKeeper, so that slots can be assigned while Redis
-is unavailable.
+The package's docstring describes the nodes and the protocol, ``znodes`` reads and writes them. ``SharedCoordinator``, the base,
+has the loop, the owned slots, and the known workers and assignment (``_live_workers``, ``_plan``). Definitions of topics are
+published in ZooKeeper, so that slots can be assigned while Redis is unavailable.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from kazoo import exceptions as kazoo
-from kazoo.protocol.states import ZnodeStat
 
 from django_rmq.core.clock import uptime
 from django_rmq.core.coordination import Member, Slots, Worker
 from django_rmq.core.coordination.assignment import assign, served_topics
 from django_rmq.core.coordination.shared_coordinator import AUDIT_SECONDS, SharedCoordinator, log_assigned
 from django_rmq.core.coordination.stored_plan import AssignmentPlan
-from django_rmq.core.coordination.worker_records import read_workers, whose, write_record
-from django_rmq.core.coordination.zookeeper import client
+from django_rmq.core.coordination.worker_records import read_workers
+from django_rmq.core.coordination.zookeeper import znodes
 from django_rmq.core.coordination.zookeeper.client import Ensemble, ZooKeeperSession
 from django_rmq.core.log import safe_logger
-from django_rmq.core.model.bounds import OTHER_FORM
 from django_rmq.core.model.topic import Definition
 from django_rmq.exceptions import (
     ConfigurationError,
-    RmqError,
     ServerRefused,
     ServerTrouble,
     ServerUnavailable,
 )
-
-
-def create(session: ZooKeeperSession, worker: Worker, token: str) -> None:
-    """Create the node, in place of an earlier session's, and store the session's number.
-
-    Raises ``ConfigurationError`` if another worker has this id, ``ServerUnavailable`` if the node is just
-    being deleted.
-    """
-    path = session.ensemble.path("workers", worker.id)
-    record = write_record(token, worker).encode()
-    try:
-        session.ask(session.client.create_async(path, record, ephemeral=True))
-    except kazoo.NodeExistsError:
-        _take_over(session, path, record, token)
-    (own,) = session.ask(session.client.exists_async(path))
-    # An earlier session may end just now, and take the node with it.
-    if own is None:
-        raise ServerUnavailable(f"this worker's node {path} disappeared while it was created")
-    session.number = own.ephemeralOwner
-
-
-def _take_over(session: ZooKeeperSession, path: str, record: bytes, token: str) -> None:
-    """Replace a node with this id if it belongs to an earlier session of this worker."""
-    try:
-        ((holder, stat),) = session.ask(session.client.get_async(path))
-        holder = holder or b""
-        # The node belongs to an earlier session of this process, and would be deleted when that session ends.
-        if holder.startswith(token.encode()):
-            transaction = session.client.transaction()
-            transaction.delete(path, version=stat.version)
-            transaction.create(path, record, ephemeral=True)
-            (answers,) = session.ask(transaction.commit_async())
-            if not any(isinstance(answer, Exception) for answer in answers):
-                return
-            raise ServerUnavailable(f"this worker's earlier node {path} is being deleted")
-    except kazoo.NoNodeError:
-        raise ServerUnavailable(f"this worker's earlier node {path} is being deleted") from None
-    raise ConfigurationError(
-        f"worker id {path.rpartition('/')[2]} is already in use ({whose(holder)}): every start of a "
-        "process needs a new id"
-    )
-
-
-def change(session: ZooKeeperSession, worker: Worker, token: str) -> bool:
-    """Write the worker's record again, and a mark at the node that the others watch; return whether that succeeded."""
-    transaction = session.client.transaction()
-    transaction.set_data(session.ensemble.path("workers", worker.id), write_record(token, worker).encode())
-    transaction.set_data(session.ensemble.path("workers"), b"")
-    (answers,) = session.ask(transaction.commit_async())
-    return not any(isinstance(answer, Exception) for answer in answers)
-
-
-def meet(session: ZooKeeperSession, worker: str) -> tuple[list[str], str]:
-    """Return the ids of all workers and their version; watch the worker before ``worker``, or all if there is none."""
-    client, folder = session.client, session.ensemble.path("workers")
-    while True:
-        ((ids, stat),) = session.ask(client.get_children_async(folder, include_data=True))
-        ids = sorted(ids)
-        before = ids.index(worker) if worker in ids else 0
-        if before == 0:
-            # The list is read again with the watch, because a worker may have joined in between.
-            (ids, stat), _ = session.ask(
-                client.get_children_async(folder, watch=session.watch, include_data=True),
-                client.exists_async(folder, watch=session.watch),
-            )
-            return sorted(ids), version_of(stat)
-        (watched,) = session.ask(client.exists_async(f"{folder}/{ids[before - 1]}", watch=session.watch))
-        # If the worker before has ended since the list was read, there is nothing to watch: the list is read again.
-        if watched is not None:
-            return ids, version_of(stat)
-
-
-def version_of(workers: ZnodeStat) -> str:
-    """Return a version that differs for every membership: the node, its last new or lost child, its last mark."""
-    return f"{workers.czxid:x}.{workers.pzxid:x}.{workers.mzxid:x}"
-
-
-class PublishedDefinitions:
-    """The definitions of topics: ``registered`` reads them from Redis; while it raises, the published ones apply."""
-
-    def __init__(
-        self, registered: Callable[[], Mapping[str, Definition]], log_throttled: Callable[..., None]
-    ) -> None:
-        self._registered, self._log_throttled = registered, log_throttled
-        self._published: dict[str, bytes] | None = None
-        """The published definitions, or None if they have not been read in this session."""
-
-    def forget(self) -> None:
-        """Begin a new session, in which the published definitions have to be read again."""
-        self._published = None
-
-    def known(self, session: ZooKeeperSession, live_workers: Iterable[Worker]) -> Mapping[str, Definition]:
-        """Return the definitions, and publish them; while Redis is unavailable, return the published ones."""
-        if self._published is None:
-            (names,) = session.ask(session.client.get_children_async(session.ensemble.path("topics")))
-            self._published = dict(client.texts(session, "topics", names))
-        try:
-            registered = self._registered()
-        except RmqError as error:
-            self._log_throttled("definitions", "Using the definitions published in ZooKeeper: %s", error)
-            return {
-                name: definition
-                for name, text in self._published.items()
-                if (definition := _definition(text))
-            }
-        try:
-            self._published = _publish(
-                session, self._published, _wanted_definitions(registered, live_workers)
-            )
-        except ServerRefused as error:
-            self._log_throttled("publish", "Cannot publish definitions in ZooKeeper: %s", error)
-        return registered
-
-
-def _wanted_definitions(
-    registered: Mapping[str, Definition], live_workers: Iterable[Worker]
-) -> dict[str, bytes]:
-    topic_of = {topic.name: topic for worker in live_workers for topic in worker.topics}
-    return {
-        name: json.dumps(
-            registered.get(name) or {"slots": topic_of[name].slots, "serial": topic_of[name].serial},
-            sort_keys=True,
-        ).encode()
-        for name in {*registered, *topic_of}
-    }
-
-
-def _publish(
-    session: ZooKeeperSession, published: Mapping[str, bytes], wanted: dict[str, bytes]
-) -> dict[str, bytes] | None:
-    """Publish the definitions that differ; return all published ones, or None if another worker was faster."""
-    client = session.client
-    for name in sorted({*wanted, *published}):
-        path, text = session.ensemble.path("topics", name), wanted.get(name)
-        if text == published.get(name):
-            continue
-        try:
-            if text is None:
-                session.ask(client.delete_async(path))
-            elif name in published:
-                session.ask(client.set_async(path, text))
-            else:
-                session.ask(client.create_async(path, text))
-        except (kazoo.NodeExistsError, kazoo.NoNodeError):
-            # Another worker publishes at the same time, so this one has to read the nodes again.
-            return None
-    return wanted
-
-
-def _definition(text: bytes) -> Definition:
-    try:
-        definition = json.loads(text)
-    except OTHER_FORM:
-        return {}
-    return definition if isinstance(definition, dict) else {}
-
 
 logger = safe_logger("django_rmq.coordination")
 
@@ -235,7 +74,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
             worker, own, disown, session_seconds=ensemble.session_seconds, audit_seconds=audit_seconds
         )
         self.ensemble = ensemble
-        self._definitions = PublishedDefinitions(registered, self._log_throttled)
+        self._definitions = znodes.PublishedDefinitions(registered, self._log_throttled)
         self._token = token
         self._is_strict = is_strict
         self._beat_seconds = min(LONGEST_BEAT, ensemble.session_seconds / 3)
@@ -271,7 +110,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
 
     def members(self) -> list[Member]:
         """Ask ZooKeeper for all workers. The time left of a session is unknown: its whole length is returned."""
-        return client.members(self._connected())
+        return znodes.members(self._connected())
 
     def _try_turn(self) -> float:
         try:
@@ -320,7 +159,9 @@ class ZooKeeperCoordinator(SharedCoordinator):
                 # seen never accepts that client again, so a new client has to ask.
                 self._drop()
             raise ServerUnavailable(f"the connection to ZooKeeper at {self.ensemble.hosts} was lost")
-        if (worker := self._announced) is not self.worker and change(session, worker, self._token):
+        if (worker := self._announced) is not self.worker and znodes.change_worker(
+            session, worker, self._token
+        ):
             self.worker = worker
         sent = uptime()
         if not self._process_changes(session):
@@ -339,8 +180,8 @@ class ZooKeeperCoordinator(SharedCoordinator):
         worker = self._announced
         try:
             session.open()
-            client.create_nodes(session)
-            create(session, worker, self._token)
+            znodes.create_nodes(session)
+            znodes.create_worker(session, worker, self._token)
         except BaseException:
             session.close(0.0)
             raise
@@ -364,8 +205,8 @@ class ZooKeeperCoordinator(SharedCoordinator):
         # The session may have ended before kazoo noticed it, or a person or another process may have deleted nodes.
         if own is None or present is None or plan is None or own.ephemeralOwner != session.number:
             return False
-        if (version_of(present), connections) != (self._members_version, self._met):
-            self._ids, version = meet(session, self.worker.id)
+        if (znodes.version_of(present), connections) != (self._members_version, self._met):
+            self._ids, version = znodes.meet_workers(session, self.worker.id)
             if version != self._members_version:
                 self._changed_at = uptime()
             self._members_version, self._met = version, connections
@@ -383,7 +224,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
             return
 
         def decode() -> AssignmentPlan:
-            self._basis, plan = client.unpack(data)
+            self._basis, plan = znodes.unpack(data)
             return plan
 
         self._plan = self._read_plan(decode)
@@ -411,7 +252,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
     def _assign(self, why: str) -> None:
         session = self._connected()
         if self._live_workers_of != self._members_version:
-            records = dict(client.texts(session, "workers", self._ids))
+            records = dict(znodes.read_texts(session, "workers", self._ids))
             self._live_workers = read_workers(records, self._log_throttled)
             self._live_workers_of = self._members_version
         topics = served_topics(
@@ -428,11 +269,11 @@ class ZooKeeperCoordinator(SharedCoordinator):
         ):
             return
         plan = before.renewed(assignment, now)
-        data = client.pack(self._members_version, plan)
+        data = znodes.pack(self._members_version, plan)
         if len(data) > MAX_NODE:
             # The times are dropped first, then the previous owners.
             plan = AssignmentPlan({}).renewed(assign(topics, live_workers, {}), now)
-            data = client.pack(self._members_version, plan)
+            data = znodes.pack(self._members_version, plan)
         if len(data) > MAX_NODE:
             raise ConfigurationError(
                 f"the assignment of {len(topics)} topics to {len(live_workers)} workers takes {len(data)} bytes, more "

@@ -47,7 +47,7 @@ MOST_STEPS = 7
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line: its readable ``name``, its ``kind`` (a CSS class), and a value for each time."""
+    """One line: its readable ``name``, its ``kind`` (the CSS class of its colour), and a value for each time."""
 
     name: str
     kind: str
@@ -446,6 +446,7 @@ def rates(minutes: Sequence[Minute], field: str) -> list[float | None]:
 def _store(topic: Topic, minutes: Sequence[Minute]) -> Titled:
     waiting = [Series(_("store"), "store", depths(minutes, "store"))]
     if not topic.is_priority:
+        # Store is drawn beside it, so what is due has another colour here, that of prepare.
         waiting.append(Series(_("due"), "prepare", depths(minutes, "due")))
     return _drawn(minutes, "depth", pgettext("state of messages", "Store"), waiting, number)
 

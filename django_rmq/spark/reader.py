@@ -1,10 +1,11 @@
 """Batch read: reads topics without changing anything, as rows of Arrow.
 
-The slots are divided between tasks, the partitions of the frame. A task reads every entry exactly once that is present
-throughout, whatever changes meanwhile, because it pages by a cursor of (score, member); a re-slotting, which moves entries
-between slots, fails it. Members and scores alone are read by rank, many per round trip, which is faster. Ranks change, except in
-a sealed claim, so each page begins with the row before it. If that row is not after what has been read, an earlier entry was
-removed, and the place is looked up by (score, member).
+The slots are divided between tasks, the partitions of the frame. How many tasks there are is decided by
+``source_options.SourceOptions.task_count``, which slots a task reads by ``grouped``. A task reads every entry exactly once that
+is present throughout, whatever changes meanwhile, because it pages by a cursor of (score, member); a re-slotting, which moves
+entries between slots, fails it. Members and scores alone are read by rank, many per round trip, which is faster. Ranks change,
+except in a sealed claim, so each page begins with the row before it. If that row is not after what has been read, an earlier
+entry was removed, and the place is looked up by (score, member).
 """
 
 from __future__ import annotations

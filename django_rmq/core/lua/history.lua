@@ -22,7 +22,9 @@ if #slots_keys > 2304 then return redis.error_reply('ERR too many slots') end
 -- include: _basics.now
 -- include: inspect.overdue
 -- What was sent has been stored, or met a message: no counter of its own says how much it was.
-local place = { stored = 1 }
+local is_send = { stored = true, merged = true, replaced = true }
+-- The sums are those of SAMPLED in core/model/replies.py, in its order: the first one is what was sent.
+local place = {}
 for j, name in ipairs({ 'merged', 'replaced', 'prepared', 'committed', 'acked', 'failed', 'expired', 'rejected', 'died',
   'lapsed', 'claimed', 'claim_returned', 'released', 'stale', 'fenced', 'revived', 'replay_merged', 'cancelled', 'overran' }) do
   place[name] = j + 1
@@ -74,10 +76,11 @@ for i = 1, #slots_keys, 9 do
     read = read + 1
     for j, value in ipairs({ waiting, due, running, resting, dead }) do depths[j] = depths[j] + value end
     for j = 1, #counters, 2 do
-      local at = place[counters[j]]
-      local value = at and tonumber(counters[j + 1]) or 0
-      if at and at > 1 then sums[at] = sums[at] + value end
-      if at and at <= 3 then sums[1] = sums[1] + value end
+      local name = counters[j]
+      local at, sends = place[name], is_send[name]
+      local value = (at or sends) and tonumber(counters[j + 1]) or 0
+      if at then sums[at] = sums[at] + value end
+      if sends then sums[1] = sums[1] + value end
     end
   end
 end

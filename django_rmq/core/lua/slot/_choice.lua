@@ -143,6 +143,7 @@ end
 --
 -- needs: body unusual topic_type timeout max_retries expected serial limit max_bytes
 -- needs: receipt now_s in_flight wary suspicious free retries complete text_of is_retry budget own_limits has_expired
+-- offers: taken members lefts prepared flights bodies kept envelopes expired more refused plain suspect shortest
 
 local total = math.min(#free / 2, limit)
 local more = not complete or total < #free / 2

@@ -4,7 +4,8 @@
 -- Debounce: with each send a message starts to wait again, until a deadline that is MAX_WAIT after its first send.
 --
 -- The deadline is a multiple of a unit. The fraction of the score, in 1/1024, says which: of the multiples from the due time on,
--- the first one with this remainder. So it needs no record of its own, and a copy that comes back keeps it.
+-- the first one with this remainder. So it needs no record of its own, and a copy that comes back keeps it. MAX_WAIT has at most
+-- 1,000 units. So the deadline is among the first 1,001 of these multiples, and no two of them have the same of 1,024 remainders.
 --
 -- needs: max_wait now_ms bounded text_of
 

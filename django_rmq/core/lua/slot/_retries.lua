@@ -59,8 +59,10 @@ local function retry_score(q, score)
 end
 
 -- section: backoff
--- Returns how long a failed message rests: twice as long with each failure. A jitter keeps messages that failed together from
--- coming back together. worker/once adds these rests without jitter, and its check E064 compares the sum with ONCE_RETENTION.
+-- Returns how long a failed message rests: `backoff_base` at first, twice as long with each failure, and `backoff_cap` at most.
+-- Both are the BACKOFF of the topic (`Topic.backoff` in core/model/topic.py), which core/commands/script_call adds to each call.
+-- A jitter keeps messages that failed together from coming back together. worker/once adds these rests without jitter, and its
+-- check E064 compares the sum with ONCE_RETENTION.
 --
 -- needs: backoff_base backoff_cap micros
 

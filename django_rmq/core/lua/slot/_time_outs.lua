@@ -1,11 +1,11 @@
 -- Time-outs: the end of deliveries that nobody has ended or extended in time, as of workers that are gone.
 
 -- section: time_outs
--- When a delivery times out: after the topic's time-out, or its own if that is shorter (_retries.shortened_by), counted from
--- prepare or from the last extend. Then any prepare, claim or time_out of the slot ends it here. The lease of a claim
--- (claims.leases) ends in the same step. Stamps count whole seconds, so a delivery ends (seconds + timeout + 1) * 1000. This is
--- also computed in _sleep.lua, fetch.lua and inspect.lua, in core/consumer/fetch_round_trips.py, in spark/reader.py, and for
--- deliveries over REST in operations/consumption.py.
+-- When a delivery times out: after the topic's time-out (30 s: `Topic.timeout` in core/model/topic.py), or its own if that is
+-- shorter (_retries.shortened_by), counted from prepare or from the last extend. Then any prepare, claim or time_out of the slot
+-- ends it here. The lease of a claim (claims.leases) ends in the same step. Stamps count whole seconds, so a delivery ends
+-- (seconds + timeout + 1) * 1000. This is also computed in _sleep.lua, fetch.lua and inspect.lua, in
+-- core/consumer/fetch_round_trips.py, in spark/reader.py, and for deliveries over REST in operations/consumption.py.
 --
 -- needs: prepare inflight timeout claimed strict max_retries now_s bounded text_of end_failed give_back end_unleased_claim
 

@@ -1,6 +1,6 @@
 """The rows of one message as the messages to send: merged as Redis would have merged their sends, one after the other.
 
-So the rules of ``core/lua/slot/send``, ``_duplicates`` and ``_debounce`` are repeated here, for rows that wait in a database.
+So the rules of ``_duplicates`` and ``_debounce`` in ``core/lua/slot`` are repeated here, for rows that wait in a database.
 Nothing here needs a database or Redis.
 """
 

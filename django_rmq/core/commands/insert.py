@@ -61,6 +61,7 @@ def insert(topic: Topic, slot: int, rows: InsertRows) -> list[Call[object]]:
         return +Counter({"stored": answer[1], met: rows.number - answer[1]})
 
     place = AtSlot(topic, slot)
+    # The choice of ``merge`` and ``replace`` in ``lua/slot/_duplicates``: with NX the first score counts, without it the last.
     keeps = ("NX",) if met == "merged" else ()
     return [
         _part("MULTI"),

@@ -1,15 +1,58 @@
--- Duplicates: what becomes of a send whose message is there already.
+-- Duplicates: a send whose message is there already. Which of the two scores counts then, and what becomes of the send.
 --
--- `place` decides the word of a message that meets a copy: merged, superseded, present, refused or stored, as `single` in send
--- does for a lone one, and insert for those of a bulk insertion. Which of the two scores counts, and whether what comes later
--- merges or replaces, is decided by send_merge, send_replace, send_fifo and ensure in send. How bodies are joined is in
--- _accumulation. Which sends are one message is decided in core/producer/identity. What becomes of the rows of one message
--- in the outbox follows the same rules (outbox/merged_rows).
+-- Whether the first score, the last one or a prolonged one counts is the choice of `merge`, `replace`, `fifo` and `ensure`. Each
+-- says two things: `met`, the word of a send that meets a fresh copy; and `overwrite`, the score of that copy afterwards. False:
+-- the present one. True: the new one. A function computes it from the present one. `place` carries this out.
+--
+-- The same choices in a shorter form: `single` in send (a lone message), insert (a bulk insertion), and outbox/merged_rows (the
+-- rows of one message). Where a delivery comes back to a copy that waits, `keeps_first` decides; where a copy moves to another
+-- slot, move_in in reslot. How bodies are joined is in _accumulation. Which sends are one message is decided in
+-- core/producer/identity.
+
+-- section: merge
+-- range_merge: the first score counts, so a copy keeps its time. With DEBOUNCE and MAX_WAIT each send prolongs the wait.
+--
+-- needs: max_wait range_ms prolonged
+
+local met, overwrite, prolongations = 'merged', false, {} -- rule: merge_takes_the_later_time
+if max_wait > 0 then
+  overwrite = function(score) -- rule: keeps_the_first_wait
+    local due_again = prolongations[score] or prolonged(range_ms, tonumber(score))
+    prolongations[score] = due_again
+    return due_again
+  end
+end
+
+-- section: replace
+-- priority, fixed_time, and ticks of schedules: the last score counts.
+
+local met, overwrite = 'replaced', true -- rule: replace_keeps_the_first
+
+-- section: fifo
+-- fifo: a copy that waits or rests keeps its place, and with ON_DUPLICATE "replace" gets the new body.
+--
+-- needs: ensure on_duplicate
+
+local met, overwrite = (ensure or on_duplicate == 'keep') and 'present' or 'replaced', false -- rule: fifo_keeps_the_body
+
+-- section: ensure
+-- `ensure` on the other topics: a copy stays as it is.
+
+local met, overwrite = 'present', false -- rule: ensure_replaces
+
+-- section: keeps_first
+-- Returns whether the earlier one of two copies of a message keeps its time, or its place, where a delivery comes back to a copy
+-- that waits.
+--
+-- needs: topic_type is_retry
+
+local function keeps_first(score)
+  return topic_type == 'fifo' or (topic_type == 'range_merge' and not is_retry(score))
+end
 
 -- section: place
 -- Put `members` into Store by `rows`, which has score and member of each. If a fresh copy waits, the answer is `met`; one that
--- waits or rests as a retry is superseded, unless `met` is 'present'. `overwrite` says what score a fresh copy has then: false,
--- the present one; true, the new one; or a function, which computes it from the present one.
+-- waits or rests as a retry is superseded, unless `met` is 'present'.
 -- The first branch that fits decides the word of a member: refused in this call before, present, met, superseded, refused
 -- because the slot is full, stored.
 -- `collect` (see _accumulation.collect) gives the envelope to keep; a message that it finds full is due at once.
@@ -17,10 +60,10 @@
 -- `taken[i]`: the member counts as present. ZADD (or HSET) comes first, so that a full server refuses a send.
 -- Returns {'stored'} if every member is new, else {'mixed', a word for each member, the score of each or ''}.
 --
--- needs: unusual sizes store retry body control backlog slots known_slots topic_type sleeping_until
+-- needs: met overwrite unusual sizes store retry body control backlog slots known_slots topic_type sleeping_until
 -- needs: count keep_counts is_retry wake now_ms text_of
 
-local function place(members, rows, envelope, met, overwrite, taken, collect)
+local function place(members, rows, envelope, taken, collect)
   local n = #members -- rule: refusal_after_a_write
   local waiting, resting = sizes[store], unusual and redis.call('ZCARD', retry) or 0
   local found = waiting > 0 and redis.call('ZMSCORE', store, unpack(members)) or {}

@@ -44,10 +44,6 @@ local function is_retry(score)
   if topic_type ~= 'priority' then return score <= 999 end
   return score <= floor_priority() or (score < math.huge and score % 1 ~= 0)
 end
--- Returns whether the earlier one of two copies of a message keeps its time, or its place.
-local function keeps_first(score)
-  return topic_type == 'fifo' or (topic_type == 'range_merge' and not is_retry(score))
-end
 local function is_fresh(score)
   if not score or is_retry(score) or score % 1 ~= 0 then return false end
   if topic_type == 'fifo' then return score >= 0 and score <= LARGEST_WITH_RETRIES end

@@ -213,6 +213,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _basics.now
 -- include: _scores.numbers
 -- include: _scores.kinds
+-- include: _duplicates.keeps_first
 -- include: _outcomes.notes where OUTCOME_RETENTION
 -- include: _basics.ledger
 -- include: _sleep.wake
@@ -355,6 +356,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _basics.now
 -- include: _scores.numbers
 -- include: _scores.kinds
+-- include: _duplicates.keeps_first
 -- include: _retries.own_limits
 -- include: _retries.budget
 -- include: _retries.retry_score

@@ -44,6 +44,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _basics.now
 -- include: _scores.numbers
 -- include: _scores.kinds
+-- include: _duplicates.keeps_first
 -- include: _retries.own_limits
 -- include: _retries.budget
 -- include: _retries.retry_score
@@ -299,6 +300,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _basics.now
 -- include: _scores.numbers
 -- include: _scores.kinds
+-- include: _duplicates.keeps_first
 -- include: _retries.own_limits
 -- include: _retries.budget
 -- include: _retries.retry_score
@@ -404,6 +406,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _basics.now
 -- include: _scores.numbers
 -- include: _scores.kinds
+-- include: _duplicates.keeps_first
 -- include: _retries.own_limits
 -- include: _retries.budget
 -- include: _retries.retry_score

@@ -82,6 +82,7 @@ local wrong_claim = claimed and (mistyped('zset', claim) or mistyped('hash', cla
 if wrong_claim then return wrong_claim end
 if noted and mistyped('zset', inserting) then return mistyped('zset', inserting) end
 -- include: _scores.kinds
+-- include: _duplicates.keeps_first
 -- include: _retries.own_limits
 -- include: _retries.budget
 -- include: _outcomes.notes where OUTCOME_RETENTION

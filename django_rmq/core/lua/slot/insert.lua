@@ -1,8 +1,8 @@
 -- Insertion: many messages of one slot in a transaction, past a look at each.
 --
--- A message that meets a waiting copy is merged and keeps the time of the copy on range_merge topics, and replaces the score of
--- the copy on others, as send_merge and send_replace decide it in send. The ZADD of core/commands/insert does it, with NX or
--- without. `begin` declines where a retry waits or rests, so that no other case of _duplicates.place can occur.
+-- What meets a waiting copy is merged into it or replaces its score, as _duplicates.merge and _duplicates.replace decide. The
+-- ZADD of core/commands/insert does it, with NX or without. `begin` declines where a retry waits or rests, so that no other case
+-- of _duplicates.place can occur.
 
 -- script: insert
 -- Send many unkeyed messages of one slot in a transaction, without a look at each.

@@ -1,8 +1,7 @@
 -- Sending: the push to an owner that sleeps (`push`), the fast way of a lone message (`single`), and the places of a fifo line.
 --
--- Which of two scores counts, where the message of a send is there already, is decided here: by what each script gives to
--- `place`, and in `single`; for the many messages of a bulk insertion, in insert. What such a send then is (merged, superseded,
--- refused) is decided in _duplicates, how far it is put off in _debounce.
+-- Where the message of a send is there already, _duplicates decides which of the two scores counts, and what the send is then
+-- (merged, superseded, refused). `single` has a shorter form of that. How far a message is put off is decided in _debounce.
 
 -- script: send_merge
 -- Send range_merge messages of one slot: due `range_ms` from now, or merged with the copy that waits (see _debounce).
@@ -46,27 +45,19 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 local function is_retry(score)
   return score <= floor
 end
--- include: _duplicates.place
 -- include: _debounce.debounce
+-- include: _duplicates.merge
+-- include: _duplicates.place
 -- include: _accumulation.bodies
 -- include: _accumulation.collect
 due = max_wait > 0 and first_due(range_ms) or text_of(due)
-local again, prolongations = false, {}
-if max_wait > 0 then
-  again = function(score) -- rule: keeps_the_first_wait
-    local due_again = prolongations[score] or prolonged(range_ms, tonumber(score))
-    prolongations[score] = due_again
-    return due_again
-  end
-end
 local members, rows = {}, {}
 for i = 1, n do
   local member = ARGV[first + i - 1]
   members[i], rows[i * 2 - 1], rows[i * 2] = member, due, member
 end
 local keep = accumulate > 0 and collect
--- A copy that waits keeps its time, unless `again` computes another one. So do rows of the outbox (outbox/merged_rows).
-local reply = place(members, rows, envelope, 'merged', again, {}, keep) -- rule: merge_takes_the_later_time
+local reply = place(members, rows, envelope, {}, keep)
 if reply[1] == 'stored' then reply[2] = due end
 return reply
 
@@ -117,6 +108,7 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _basics.ledger
 -- include: _scores.note_undrained
 -- include: _scores.note_sent
+-- include: _duplicates.replace
 -- include: _duplicates.place
 local members, rows, fresh = {}, {}, nil
 for i = 1, n do
@@ -128,8 +120,7 @@ for i = 1, n do
   end
   members[i], rows[i * 2 - 1], rows[i * 2] = member, score, member
 end
--- A copy that waits gets the new score.
-local reply = place(members, rows, envelope, 'replaced', true, {}) -- rule: replace_keeps_the_first
+local reply = place(members, rows, envelope, {})
 note_sent()
 return reply
 
@@ -180,6 +171,7 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 local function is_retry()
   return false
 end
+-- include: _duplicates.fifo
 -- include: _duplicates.place
 local members, rows, scores, running, behind = {}, {}, {}, {}, 0
 for i = 1, n do
@@ -196,9 +188,7 @@ if ensure then
     end
   end
 end
--- A copy that waits or rests keeps its place, and with ON_DUPLICATE "replace" gets the new body.
-local met = (ensure or on_duplicate == 'keep') and 'present' or 'replaced' -- rule: fifo_keeps_the_body
-local reply = place(members, rows, envelope, met, false, running)
+local reply = place(members, rows, envelope, running)
 if delay == 0 then keep_place() end -- rule: fifo_forgets_its_place
 if reply[1] == 'stored' then
   reply[2] = scores
@@ -239,6 +229,7 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _sleep.wake
 -- include: _scores.note_undrained
 -- include: _scores.note_sent
+-- include: _duplicates.ensure
 -- include: _duplicates.place
 -- include: _debounce.debounce
 local members, rows = {}, {}
@@ -263,8 +254,7 @@ if redis.call('ZCARD', claim) > 0 then
   end
 end
 local envelope = #ARGV > first + 2 * n and first + 2 * n
--- A copy stays as it is.
-local reply = place(members, rows, envelope, 'present', false, running) -- rule: ensure_replaces
+local reply = place(members, rows, envelope, running)
 note_sent()
 if reply[1] == 'mixed' or topic_type ~= 'range_merge' then return reply end
 -- The caller gave how long each member waits, so it learns here until when.
@@ -364,8 +354,9 @@ end
 -- section: single
 -- The fast path for one message without a resting retry, with few reads. A read finds a key of the wrong type by
 -- itself and changes nothing, and so does ZADD NX if a copy waits. In every other case the slow path runs from its start.
--- `met`: the answer for a send that meets a copy with a score above `floor`, the largest score of a retry. `note`: a field of
--- control that the send sets to `noted`.
+-- `met`: the answer for a send that meets a copy with a score above `floor`, the largest score of a retry. It is that of
+-- _duplicates.merge and _duplicates.replace: the first score counts if it is 'merged', the last one if it is 'replaced'; if it is
+-- false, any copy needs the slow path. `note`: a field of control that the send sets to `noted`.
 --
 -- needs: store retry body stats control
 -- needs: alone backlog known slots due envelope at floor met wake [note] [noted]

@@ -41,8 +41,9 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 local function is_retry(score)
   return score <= 999
 end
+-- include: _duplicates.replace
 -- include: _duplicates.place
-local reply = place({ member }, { instant, member }, first, 'replaced', true, {})
+local reply = place({ member }, { instant, member }, first, {})
 if reply[1] == 'mixed' and reply[2][1] == 'refused' then return { 'full' } end -- rule: a_refused_tick_counts
 redis.call('HSET', control, latest_field, string.format('%.0f %.0f', generation, due))
 return { 'stored' }

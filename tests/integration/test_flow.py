@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer.capacity import FlowThreads
+from django_rmq.core.consumer.flow import AdaptiveConcurrency, FlowThreads
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from tests.support.workers import LONG, Heard, Worker, eventually, live, send, total
@@ -48,12 +48,19 @@ class Bottleneck:
             self.slots.discard(message.slot)
 
 
+def flow_of(worker: Worker) -> AdaptiveConcurrency:
+    """Return the limit of the slow listener."""
+    flow_threads = worker.dispatcher._capacity.flow_threads
+    assert flow_threads is not None
+    return flow_threads.flows["slow"]
+
+
 @pytest.mark.slow
 def test_the_limit_settles_at_what_the_bottleneck_takes(broker: Any) -> None:
     bottleneck = Bottleneck(3, 0.02)
     send(broker, SLOW, range(10_000))
     with Worker(broker, SLOW, bottleneck, threads=12) as worker:
-        flow = worker.dispatcher._capacity.flow_threads.flows["slow"]
+        flow = flow_of(worker)
         seen: deque[int] = deque(maxlen=500)
         done = 0
 
@@ -73,7 +80,7 @@ def test_a_topic_with_a_flow_leaves_a_thread_to_the_others(broker: Any) -> None:
     bottleneck, heard = Bottleneck(100, LONG), Heard()
     send(broker, SLOW, range(300))
     with Worker(broker, [SLOW, FREE], {"slow": bottleneck, "free": heard}, threads=4) as worker:
-        flow = worker.dispatcher._capacity.flow_threads.flows["slow"]
+        flow = flow_of(worker)
         flow.limit = flow.most
         eventually(lambda: bottleneck.running == 3, "a listener in each thread of its flow")
         for part in range(5):
@@ -161,4 +168,3 @@ def test_one_thread_is_never_a_lane_where_others_need_one(threads: int) -> None:
     assert flow_threads.choose("free", threads - 1, [0.0] * threads, 0.0) == 0
     assert flow_threads.has_flow(0, 0.0) == (threads == 1)
     assert FlowThreads([SLOW], threads).flows["slow"].most == threads
-    assert not FlowThreads([FREE], threads)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_rmq.core.consumer.capacity import AdaptiveConcurrency
+from django_rmq.core.consumer.flow import AdaptiveConcurrency
 
 
 class Backend:

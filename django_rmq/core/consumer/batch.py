@@ -1,9 +1,10 @@
-"""Batches: the messages that one prepare delivered from one slot, and the reports of executors about them.
+"""Batches: the messages that one prepare delivered from one slot; the ``Executor`` that runs them, and its reports about them.
 
-Executors get whole batches, never single messages. They report outcomes in slices, so that the work of a slow listener is
-committed while its batch runs. A batch is in flight until its executor has reported the last message; acknowledging the
-outcomes is the part of ``acks``. ``InFlight`` has the batches of the worker. From their calls it estimates the work that each
-thread has, and it remembers the receipts of recent deliveries, so that none begins twice.
+``Executor`` is what a thread of ``executor_pool`` and the event loop of ``async_executor`` have in common. It knows batches, and
+a batch knows its executor, so both are here. Executors get whole batches, never single messages. They report outcomes in slices,
+so that the work of a slow listener is committed while its batch runs. A batch is in flight until its executor has reported the
+last message; acknowledging the outcomes is the part of ``acks``. ``InFlight`` has the batches of the worker. From their calls it
+estimates the work that each thread has, and it remembers the receipts of recent deliveries, so that none begins twice.
 
 ``Batch.cancel`` notifies the listener that messages were cancelled. ``heartbeat`` calls it, and names the whole way to there.
 """

@@ -1,7 +1,7 @@
 """The executors of a worker: batches are passed to them, their reports are processed, and unbegun messages given back.
 
-An executor is a thread, or the event loop (``async_executor``). A thread that died or hangs gets a successor. Which batch an
-executor runs next is decided by ``run_order``, and how it runs it by ``batch_run``.
+An executor (``batch.Executor``) is a thread, or the event loop (``async_executor``). A thread that died or hangs gets a
+successor. Which batch an executor runs next is decided by ``run_order``, and how it runs it by ``batch_run``.
 """
 
 from __future__ import annotations
@@ -395,7 +395,8 @@ class BatchRouter:
         if topic not in self.capacity.async_capacity:
             batch.cost = len(batch.messages) * self.capacity.seconds_per_message[topic]
             self.in_flight.load[thread] += batch.cost
-            self.capacity.flow_threads.started(id(batch), topic, thread)
+            if self.capacity.flow_threads is not None:
+                self.capacity.flow_threads.started(id(batch), topic, thread)
         self.pool.threads[thread].put(batch)
 
     def cleared(self, batch: Batch) -> None:

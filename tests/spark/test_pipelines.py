@@ -201,6 +201,10 @@ def test_the_dead_are_replayed_by_a_predicate_from_dead_and_from_an_archive(
     few = "get_json_object(body, '$.n') < 10"
     assert "10 messages would be" in run("replay", "events", "--where", few, "--dry-run")
     assert announced == []
+    run("replay", "events", "--where", "", code=1)
+    run("replay", "events", "--archive", "", code=1)
+    run("archive", tmp_path / "all", "events", "--where", "", code=1)
+    assert dead(broker, "events") == 30
     assert "10 replayed" in run("replay", "events", "--where", few)
     assert dead(broker, "events") == 20 and set(waiting(broker, "events").values()) == {70.0}
     send_message("keyed", {"n": 1}, key="k", fixed_time=LATER, slot_basis="elsewhere")

@@ -65,7 +65,7 @@ class Archive(Pipeline):
         # What another program has put into Dead with another score has no time of death, and stays.
         dead = context.read(*topics, queues="dead", includeMetadata=True, minScore=0, maxScore=up_to)
         columns = archived_columns(dead, slots)
-        if options["where"]:
+        if options["where"] is not None:
             columns = (
                 columns.withColumn("body", columns.value.cast("string")).where(options["where"]).drop("body")
             )
@@ -186,24 +186,24 @@ class Replay(Pipeline):
         if not options["dry_run"]:
             dead_messages.check_version()
         topic = context.topic(options["topic"])
-        if options["archive"]:
+        if options["archive"] is not None:
             messages = present_archive(context, options["archive"])
             messages = messages.where(messages.topic == topic.name)
         else:
             dead = context.read(topic.name, queues="dead", includeMetadata=True)
             messages = archived_columns(dead, {topic.name: topic.slots})
         messages = messages.withColumn("body", messages.value.cast("string"))
-        if options["where"]:
+        if options["where"] is not None:
             messages = messages.where(options["where"])
         if options["dry_run"]:
             with context.watching():
                 context.say(f"{messages.count()} messages would be replayed")
             return
-        outcomes = self._replay(context, topic.name, messages, from_archive=bool(options["archive"]))
+        outcomes = self._replay(context, topic.name, messages, from_archive=options["archive"] is not None)
         words: Counter[str] = Counter()
         for word, count in outcomes.items():
             words[REVIVED.get(word, word)] += count
-        source = "archive" if options["archive"] else "dead"
+        source = "archive" if options["archive"] is not None else "dead"
         record_outcomes(OperationContext(context.actor, "worker"), "replay", topic.name, words, source)
         context.say(f"{topic.name}: {outcomes_text(outcomes)}")
         if outcomes.get("unplaced"):

@@ -350,7 +350,7 @@ def _rows(context: Context, options: Options) -> DataFrame:
             raise InvalidRequest(f"--option {one!r} must be key=value")
         reader = reader.option(key, value)
     rows = reader.option("url", source).load() if format_name == "jdbc" else reader.load(source)
-    if options["where"]:
+    if options["where"] is not None:
         rows = rows.where(options["where"])
     return rows.limit(options["limit"]) if options["limit"] else rows
 

@@ -94,7 +94,7 @@ class Chaos:
         load = self.load
         by_own_hand = {line.pid for line in read(load.path) if line.word == "kill"}
         for command in commands:
-            code = command.wait(LONG)
+            code = command.wait()
             assert code == 0 or (code == -signal.SIGKILL and command.process.pid in by_own_hand), code
         return Outcome(
             self.kills(),

@@ -14,7 +14,7 @@ from django_rmq.core.model.topic import BackOff, Topic, TopicType
 from tests.e2e.ledger import Findings, examine, read, write
 from tests.e2e.processes import WorkerProcess, is_gone
 from tests.support.brokers import Broker, ClusterBroker
-from tests.support.workers import describe, eventually, live, members, send, total
+from tests.support.workers import LONG, describe, eventually, live, members, send, total
 
 LEDGER = Topic(
     "ledger", TopicType.RANGE_MERGE, slots=16, time_range_ms=1, max_retries=2, backoff=BackOff(0, 0)
@@ -91,11 +91,11 @@ class Load:
         """The processes that have begun a message."""
         return {line.pid for line in read(self.path) if line.word == "start"}
 
-    def wait_for(self, count: int, seconds: float = 30) -> None:
+    def wait_for(self, count: int, seconds: float = LONG) -> None:
         """Return when so many messages have run to their end."""
         eventually(lambda: len(self.ended()) >= count, f"{count} messages ending", seconds)
 
-    def wait(self, seconds: float = 60) -> None:
+    def wait(self, seconds: float = LONG) -> None:
         """Return when nothing waits or runs any more."""
         eventually(
             lambda: (

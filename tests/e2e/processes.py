@@ -83,7 +83,7 @@ class WorkerProcess:
 
     def ready(self) -> None:
         """Return when the worker says that it consumes."""
-        eventually(lambda: "Consuming" in self.output or self.process.poll() is not None, "starting", 30)
+        eventually(lambda: "Consuming" in self.output or self.process.poll() is not None, "starting")
         assert self.process.poll() is None, self.output
 
     def signal(self, number: int = signal.SIGTERM) -> None:
@@ -108,7 +108,7 @@ class WorkerProcess:
         return sorted(found)
 
     def child(self) -> int:
-        eventually(lambda: len(self.children) == 1, "one child", 10)
+        eventually(lambda: len(self.children) == 1, "one child")
         return self.children[0]
 
     def stop(self) -> None:
@@ -124,13 +124,13 @@ class WorkerProcess:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def wait(self, seconds: float = 30) -> int:
+    def wait(self, seconds: float = LONG) -> int:
         return self.process.wait(seconds)
 
     def end(self) -> None:
         """Ask it to end, and check that it does so cleanly."""
         self.signal()
-        assert self.wait(LONG) == 0, self.output
+        assert self.wait() == 0, self.output
 
 
 def probed(port: int, what: str) -> int:
@@ -189,7 +189,7 @@ class Happened:
 
     def wait(self, word: str, count: int) -> None:
         """Return when `word` was written down so often."""
-        eventually(lambda: len(self.lines(word)) >= count, f"{count} x {word}", 20)
+        eventually(lambda: len(self.lines(word)) >= count, f"{count} x {word}")
 
     def go(self) -> None:
         """Let waiting listeners return."""

@@ -18,7 +18,7 @@ from django_rmq.exceptions import ServerTrouble
 from tests.e2e.load import LEDGER, Load, timed
 from tests.e2e.processes import Start, WorkerProcess
 from tests.support.servers import ZooKeeperServer
-from tests.support.workers import eventually, total
+from tests.support.workers import LONG, eventually, total
 
 SESSION = 4.0
 TAKE_OVER = SESSION + 1.5
@@ -67,7 +67,7 @@ class Crew:
         """How many slots each process owns, the fewest first."""
         return sorted(Counter(self.owners().values()).values())
 
-    def wait_for_shares(self, *wanted: int, seconds: float = 25) -> float:
+    def wait_for_shares(self, *wanted: int, seconds: float = LONG) -> float:
         return timed(lambda: self.shares() == sorted(wanted), f"owning {wanted}", seconds)
 
 
@@ -218,10 +218,10 @@ def test_a_child_that_dies_while_zookeeper_is_away_is_replaced_when_it_is_back(
         load.wait_for(20)
         load.kill(worker.children[0])
         eventually(
-            lambda: "others take over its slots when it expires" in worker.output, "its parent noticing", 25
+            lambda: "others take over its slots when it expires" in worker.output, "its parent noticing"
         )
         server.start()
-        crew.wait_for_shares(8, 8, seconds=60)
+        crew.wait_for_shares(8, 8)
         load.wait()
         end(worker)
         assert "will time out" not in worker.output

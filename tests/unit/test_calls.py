@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.commands import ack, inspect, membership, send
+from django_rmq.core.commands import ack, fetch, inspect, membership, send
 from django_rmq.core.commands.script_call import Answer, AtSlot
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
-from tests.support.brokers import Broker
+from django_rmq.testing import Clock
+from tests.support.brokers import Broker, OracleBroker
 
 TOPIC = Topic("t", TopicType.RANGE_MERGE, slots=4)
 
@@ -59,3 +60,20 @@ def test_a_pipeline_answers_what_was_added(redis_client: Any, prefix: str) -> No
     assert sent.get()[0].status == "stored"
     assert isinstance(moved.result(), SlotMoved)
     assert counts.get().store == broker.run(inspect.count(TOPIC, 0)).store == 1
+
+
+def test_what_an_owner_holds_is_found_although_its_heartbeat_moves_some_of_it_meanwhile() -> None:
+    clock = Clock()
+    broker, topic = OracleBroker(clock=clock), Topic("t", TopicType.PRIORITY, slots=1)
+    members = [b"%04d" % n for n in range(1_500)]
+    broker.send_replace(topic, 0, [100] * 1_000, members[:1_000])
+    broker.send_replace(topic, 0, [100] * 500, members[1_000:])
+    known = broker.prepare(topic, 0, "me", None, 1_000)
+    clock.advance("1s")
+    broker.prepare(topic, 0, "me", None, 1_000)
+    first = broker.list_held(topic, 0, "me")
+    assert first is not None and len(first) == 1_000
+    clock.advance("1s")
+    broker.extend(topic, 0, known.receipt, [delivery.member for delivery in known.deliveries])
+    held = fetch.all_held(broker, topic, 0, "me", first)
+    assert sorted(thing.delivery.member for thing in held) == members

@@ -141,9 +141,12 @@ def prepare(
 
 def all_held(broker: Broker, topic: Topic, slot: int, owner: str, first: list[HeldReply]) -> list[HeldReply]:
     """Return everything that ``owner`` holds in a slot; ``first`` is the first page. Raises ``RmqError``."""
-    deliveries = first
-    page: list[HeldReply] | None = first
-    while page and len(page) == BATCH:
-        page = broker.run(list_held(topic, slot, owner, len(deliveries)))
-        deliveries = [*deliveries, *(page or ())]
-    return deliveries
+    held, before = {thing.delivery.member: thing for thing in first}, 0
+    # The heartbeat of this owner moves what it extends to the end, and what was behind it moves up over the edge of a page. So
+    # all pages are read again until they bring nothing new.
+    while len(first) == BATCH and before < len(held):
+        before, offset = len(held), 0
+        while page := broker.run(list_held(topic, slot, owner, offset)):
+            held |= {thing.delivery.member: thing for thing in page}
+            offset += len(page)
+    return list(held.values())

@@ -8,7 +8,7 @@ from pathlib import Path
 from example_project.demo.redis_server import redis_server_binary
 from tests.support.embedded_server import DidNotStart, EmbeddedServer, free_port
 
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 
 
 class EmbeddedRedis(EmbeddedServer):

@@ -16,7 +16,8 @@ from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.java import java_home
 from tests.support.embedded_server import EmbeddedServer, free_port
 
-START_SECONDS = 30.0
+START_SECONDS = 120.0
+"""Seconds for a start. A machine that has twenty times more to do than it has cores needs more than 30."""
 
 JARS = (
     "zookeeper-*.jar", "slf4j-api-*.jar", "metrics-core-*.jar", "snappy-java-*.jar", "log4j-api-*.jar",

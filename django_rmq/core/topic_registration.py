@@ -161,14 +161,16 @@ def obstacles(
             "stop them first, or use --force"
         )
     if "MAX_RETRIES" in changed:
-        calls = (reslot.configure(topic, slot, apply=False) for slot in range(topic.slots))
-        refused = sum(word != "ok" for word in walk(broker, calls))
-        if refused:
-            reasons.append(
-                f"MAX_RETRIES: {refused} slots hold messages with priorities that the larger number "
-                "reserves for retries"
-            )
+        reasons += _configured(broker, topic, apply=False)
     return reasons
+
+
+def _configured(broker: Broker, topic: Topic, *, apply: bool) -> list[str]:
+    """Give each slot its time-out and retries, or only ask whether it could get them; return what keeps some from it."""
+    words = walk(broker, (reslot.configure(topic, slot, apply) for slot in range(topic.slots)))
+    refused = sum(word != "ok" for word in words)
+    reason = f"MAX_RETRIES: in {refused} slots something waits or runs whose priority could then be read as a retry"
+    return [reason] if refused else []
 
 
 def messages_held(broker: Broker, topic: Topic) -> int:
@@ -177,12 +179,14 @@ def messages_held(broker: Broker, topic: Topic) -> int:
     return sum(one.held for one in counts)
 
 
-def apply(broker: Broker, topic: Topic) -> None:
+def apply(broker: Broker, topic: Topic) -> list[str]:
     """Make ``topic`` the registered definition, and give each slot its time-out and retries.
 
-    Call ``obstacles`` first. Workers with other settings raise ``TopicMismatch`` when they start the next time. Senders do
-    so only if more than ``CONSUMER_OPTIONS`` differs.
+    Call ``obstacles`` first. Return what has come in between, in the same form; then the definition stays as it was, and some
+    slots are ahead of it until somebody tries again. Workers with other settings raise ``TopicMismatch`` when they start the
+    next time. Senders do so only if more than ``CONSUMER_OPTIONS`` differs.
     """
-    for _ in walk(broker, (reslot.configure(topic, slot) for slot in range(topic.slots))):
-        pass
-    broker.define(topic, replace=True)
+    reasons = _configured(broker, topic, apply=True)
+    if not reasons:  # rule: defines_what_a_slot_has_refused
+        broker.define(topic, replace=True)
+    return reasons

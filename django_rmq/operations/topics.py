@@ -74,9 +74,9 @@ def apply(broker: Broker, defined: Defined, *, force: bool) -> Defined:
     if defined.state == "differs":
         running = [] if force else serving(broker, topic.name)
         obstacles = topic_registration.obstacles(broker, topic, defined.differences, running)
+        obstacles = obstacles or topic_registration.apply(broker, topic)
         if obstacles:
             return Defined(topic, defined.state, defined.registered, defined.differences, obstacles)
-        topic_registration.apply(broker, topic)
         return Defined(topic, "applied", defined.registered, defined.differences)
     return defined
 

@@ -237,9 +237,22 @@ def test_more_retries_on_a_priority_topic_need_empty_slots_for_priorities_could_
 ) -> None:
     assert obstacles(broker, PRIORITY, max_retries=600) == []
     fill(broker, PRIORITY)
-    assert "MAX_RETRIES: 1 slots" in obstacles(broker, PRIORITY, max_retries=600)[0]
+    assert "MAX_RETRIES: in 1 slots" in obstacles(broker, PRIORITY, max_retries=600)[0]
     assert obstacles(broker, PRIORITY, max_retries=3) == []
     assert obstacles(broker, replace(PRIORITY, type=TopicType.FIXED_TIME), max_retries=600) == []
+
+
+def test_a_definition_stays_if_a_message_comes_before_its_slot_has_the_retries(broker: Any) -> None:
+    topic_registration.register_topics(broker, [PRIORITY])
+    changed = replace(PRIORITY, max_retries=600)
+    assert obstacles(broker, PRIORITY, max_retries=600) == []
+    fill(broker, PRIORITY)
+    (reason,) = topic_registration.apply(broker, changed)
+    assert reason.startswith("MAX_RETRIES: in 1 slots")
+    assert broker.definitions()["renders"] == PRIORITY.definition()
+    broker.remove(PRIORITY, 0, [b'{"sku":1}'])
+    assert topic_registration.apply(broker, changed) == []
+    assert broker.definitions()["renders"] == changed.definition()
 
 
 @pytest.mark.parametrize(

@@ -146,8 +146,8 @@ def _answer(question: Callable[[], object], alias: str, answer: Connection, end:
     connections[alias].settings_dict["OPTIONS"].pop("pool", None)
     try:
         answer.send((question(), None))
-    except Error as error:
-        answer.send((None, str(error)))
+    except Exception as error:  # noqa: BLE001 - a router or a backend may raise anything
+        answer.send((None, str(error) if isinstance(error, Error) else repr(error)))
     connections[alias].close()
 
 

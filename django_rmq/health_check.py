@@ -81,6 +81,8 @@ def _public_text(finding: Finding) -> str:
     """Return a finding for everyone: replies of a server stay in the log."""
     if finding.name == "writes":
         return "Redis refuses writes"
+    if finding.runbook == "rmqunreadable":
+        return f"{finding.topic}: cannot be read"
     if not finding.topic:
         return f"{finding.name} is unhealthy"
     return f"{finding.topic}: {_SHORT.get(finding.name, finding.text)}"

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from django_rmq.core.commands import ack, inspect
 from django_rmq.core.commands.broker_interface import Broker, batched, concerns_all, run_all
 from django_rmq.core.commands.script_call import Call
 from django_rmq.core.log import LogThrottle, safe_logger
-from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import RmqError
+from django_rmq.core.model.topic import Topic, slot_counts
+from django_rmq.exceptions import RmqError, WrongType
 
 SWEEP_SECONDS = 10.0
 """Seconds between two checks for time-outs."""
@@ -48,12 +49,22 @@ class UnservedTopics:
         """Return a call for each slot in which something has timed out."""
         server = self._broker.now_ms()
         late: deque[Call[int]] = deque()
-        for topic, slots in time_outs(self._broker, self._topics):
+        for topic, slots in time_outs(self._broker, self._present()):
             if isinstance(slots, RmqError):
                 self._complain("sweep", "Cannot look for timed-out deliveries: %s", slots)
             else:
                 late += [ack.time_out(topic, slot) for slot, due in slots if due <= server]
         return late
+
+    def _present(self) -> list[Topic]:
+        """Return the topics with the slots that they have now: a re-slotting may have added some."""
+        try:
+            definitions = self._broker.definitions()
+        except WrongType as error:
+            self._complain("definitions", "Cannot look for slots that were added to topics: %s", error)
+            return self._topics
+        present = ((topic, definitions.get(topic.name)) for topic in self._topics)
+        return [replace(topic, slots=max(slot_counts(known))) if known else topic for topic, known in present]
 
     def _end_some(self, late: deque[Call[int]]) -> None:
         """End what has timed out in a few slots; a slot that may have more comes last."""

@@ -958,6 +958,18 @@ def test_a_worker_ends_what_has_timed_out_in_topics_that_it_does_not_serve(
     assert all(broker.audit_ledger(topic, slot).balanced for topic in (claimed, prepared) for slot in (0, 1))
 
 
+def test_what_times_out_in_a_slot_that_a_topic_was_given_later_is_ended(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = replace(FIXED, name="grown", slots=1, timeout=1, backoff=BackOff(3_600_000, 3_600_000))
+    grown = replace(topic, slots=2)
+    broker.define(grown)
+    broker.send_replace(grown, 1, [broker.now_ms() - 1], [b"a"])
+    assert broker.prepare(grown, 1, "dead", None, 10).status == "ok"
+    sweep = UnservedTopics(broker, [topic])()
+    eventually(lambda: next(sweep) is not None and broker.count(grown, 1).retry == 1, "the delivery's end")
+
+
 def test_the_reaper_brings_back_a_lost_claim_in_many_steps_without_a_pause(broker: Any) -> None:
     topic = replace(FIXED, name="claimed", slots=1, backoff=AT_ONCE)
     names = [b"%d" % n for n in range(900)]

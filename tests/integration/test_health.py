@@ -26,7 +26,7 @@ from django.core.management import CommandError, call_command
 from django.test import AsyncRequestFactory, modify_settings, override_settings
 from health_check.views import HealthCheckView
 
-from django_rmq import connections
+from django_rmq import connections, health_check
 from django_rmq.api import topics as topic_responses
 from django_rmq.api.probes import _Ready
 from django_rmq.conf import get_config
@@ -37,7 +37,14 @@ from django_rmq.exceptions import ServerUnavailable
 from django_rmq.health_check import RmqHealthCheck
 from django_rmq.metrics import collector
 from django_rmq.operations import Actor, Operations, ScheduleStats, health, outbox, stats
-from django_rmq.operations.health import CHECKS, USUAL_LIMITS, USUAL_UNDRAINED, HealthThresholds, Severity
+from django_rmq.operations.health import (
+    CHECKS,
+    USUAL_LIMITS,
+    USUAL_UNDRAINED,
+    Finding,
+    HealthThresholds,
+    Severity,
+)
 from django_rmq.operations.outbox import Known
 from django_rmq.outbox import row_lists
 from django_rmq.outbox.row_lists import Waiting
@@ -515,6 +522,13 @@ def test_redis_away_says_nothing_of_where_it_is(caplog: pytest.LogCaptureFixture
     assert status == 500 and "redis is unhealthy" in told
     assert "127.0.0.1" not in told and "secret" not in told + caplog.text
     assert "127.0.0.1" in caplog.text
+
+
+def test_what_a_server_says_of_a_topic_that_is_not_declared_stays_in_the_log() -> None:
+    finding = Finding(
+        "undeclared", "former", Severity.BAD, "slot 3: WRONGTYPE secret", runbook="rmqunreadable"
+    )
+    assert health_check._public_text(finding) == "former: cannot be read"
 
 
 def test_a_topic_that_is_not_declared_is_unavailable(probed: OracleBroker) -> None:

@@ -869,3 +869,16 @@ class InATestCase(RMQTestMixin, TestCase):
             assert len(runs) == 2
             assert groups() == ["a"]
             assert ProcessedMessage.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_database_that_cannot_be_asked_for_any_reason_is_a_problem_that_says_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(alias: str) -> None:
+        raise LookupError(f"no router for {alias}")
+
+    monkeypatch.setattr(databases_of_outbox, "needs_this_thread", lambda alias: False)
+    assert databases_of_outbox.ask_each(["default"], refuse).problems == {
+        "default": "LookupError('no router for default')"
+    }

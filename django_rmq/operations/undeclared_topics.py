@@ -315,7 +315,8 @@ def _has_changed(state: str, entry: Entry, reply: DescribeReply) -> bool:
     if reply.store is None and reply.retry is None:
         return False
     # Meanwhile a message of Retry may have rested, and be in Store.
-    return reply.envelope != entry.envelope or (state == "store" and reply.store != entry.score)
+    is_other = state == "store" and reply.store != entry.score
+    return is_other or reply.envelope != entry.envelope  # rule: a_move_deletes_the_newer
 
 
 def _placed(

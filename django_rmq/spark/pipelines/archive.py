@@ -9,8 +9,7 @@ from uuid import uuid4
 
 from django_rmq.conf import get_config
 from django_rmq.exceptions import LostRace, OperationRefused
-from django_rmq.operations.audit_trail import record, record_outcomes
-from django_rmq.operations.authorization import OperationContext
+from django_rmq.operations.audit_trail import record, record_and_announce
 from django_rmq.spark.pipelines.pipeline import KEY_TEXT, Context, Options, Pipeline, register, stored_files
 
 if TYPE_CHECKING:
@@ -204,7 +203,7 @@ class Replay(Pipeline):
         for word, count in outcomes.items():
             words[REVIVED.get(word, word)] += count
         source = "archive" if options["archive"] is not None else "dead"
-        record_outcomes(OperationContext(context.actor, "worker"), "replay", topic.name, words, source)
+        record_and_announce(context.actor, "replay", topic.name, words, source)
         context.say(f"{topic.name}: {outcomes_text(outcomes)}")
         if outcomes.get("unplaced"):
             raise LostRace(

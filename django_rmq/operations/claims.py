@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from django.utils.translation import gettext as _
 from django_rmq.core.commands import claims as calls
 from django_rmq.core.commands import inspect
 from django_rmq.core.commands.broker_interface import Broker, walk
+from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
 from django_rmq.operations.audit_trail import recorded
@@ -59,11 +61,11 @@ def _found(broker: Broker, topic: Topic) -> list[ClaimStats]:
         for consumer, ends in zip(rows[::2], rows[1::2], strict=True)
     ]
     reads = walk(broker, (calls.read_claim(topic, slot, consumer) for slot, consumer, _ in held))
-    counts = walk(broker, (inspect.count(topic, slot) for slot, *_ in held))
+    counts = walk(broker, (_size_call(topic, slot) for slot, *_ in held))
     parts_of: defaultdict[tuple[str, int, str], list[tuple[int, int, int]]] = defaultdict(list)
-    for (slot, consumer, ends), read, count in zip(held, reads, counts, strict=True):
-        # The read of a claim that is being ended says that it is empty. A slot holds one claim at a time.
-        parts_of[consumer, read.number, read.state].append((slot, count.claimed, ends))
+    for (slot, consumer, ends), read, size in zip(held, reads, counts, strict=True):
+        # The read of a claim that is being ended says that it is empty.
+        parts_of[consumer, read.number, read.state].append((slot, size, ends))
     names = sorted({consumer for _, consumer, _ in held})
     asked = walk(broker, (calls.driver_of_consumer(topic, consumer) for consumer in names))
     drivers = {
@@ -136,7 +138,12 @@ def _returning(
     yield tally.progress(is_complete=True)
 
 
+def _size_call(topic: Topic, slot: int) -> Call[int]:
+    """Return the call that counts the messages of the claim in a slot, which holds one claim at a time."""
+    return inspect.count_between(topic, slot, "claim", -math.inf, math.inf)
+
+
 def _size(broker: Broker, topic: Topic, slot: int, consumer: str) -> int:
-    """Return how many messages a consumer has claimed of a slot, which holds one claim at a time."""
+    """Return how many messages of a slot a consumer has claimed."""
     claimants = broker.run(inspect.rows(topic, slot, "claimants", 0, -1))
-    return broker.run(inspect.count(topic, slot)).claimed if consumer.encode() in claimants[::2] else 0
+    return broker.run(_size_call(topic, slot)) if consumer.encode() in claimants[::2] else 0

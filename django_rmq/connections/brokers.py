@@ -349,16 +349,28 @@ def agree(topic: Topic) -> None:
     """
     built = current()
     if topic.name not in built.agreed:
-        from django_rmq.core.topic_registration import consumer_fields, register_topics
+        from django_rmq.core.topic_registration import register_topics
 
         registered = register_topics(get_broker(), [topic], sends_only=True)[topic.name]
-        followed = consumer_fields(topic, registered)
-        if followed:
-            built.followed[topic.name] = followed
         # After a re-slotting the settings of this process may still have the former count, so that of Redis is used.
-        if followed or "reslot" in registered:
+        if _follow(built, topic, registered) or "reslot" in registered:
             built.slot_counts[topic.name] = slot_counts(registered)
         built.agreed.add(topic.name)
+    elif built.followed:
+        # What Redis has may become what the settings have.
+        refresh_definitions()
+
+
+def _follow(built: ProcessState, topic: Topic, registered: Definition) -> bool:
+    """Use Redis' values of what only consumers need; return whether any differs from the settings."""
+    from django_rmq.core.topic_registration import consumer_fields
+
+    followed = consumer_fields(topic, registered)
+    if followed:
+        built.followed[topic.name] = followed
+    else:
+        built.followed.pop(topic.name, None)
+    return bool(followed)
 
 
 def with_present_slots(topic: Topic, broker: Broker | None = None, *, at_once: bool = False) -> Topic:
@@ -402,9 +414,11 @@ def refresh_definitions(*, at_once: bool = False) -> None:
     except ServerTrouble:
         pass  # Perhaps it answers reads and refuses writes, as an empty replica that is still read-only does.
     else:
-        built.registered.update(
-            {name: definitions[name] for name in built.config.topics if name in definitions}
-        )
+        present = {name: definitions[name] for name in built.config.topics if name in definitions}
+        for name in built.agreed & present.keys():
+            if present[name] != built.registered.get(name):  # rule: follows_what_redis_had
+                _follow(built, built.config.topics[name], present[name])
+        built.registered.update(present)
         built.unreadable = {name: definitions.problem(name) for name in definitions.unreadable}
         built.slot_counts.update(
             {

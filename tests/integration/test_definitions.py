@@ -27,6 +27,7 @@ from django_rmq import (
     send_messages,
 )
 from django_rmq.conf import get_config
+from django_rmq.connections import brokers
 from django_rmq.core import topic_registration
 from django_rmq.core.coordination import Worker, topic_slots
 from django_rmq.core.coordination.worker_records import write_record
@@ -153,8 +154,14 @@ def test_a_sender_follows_redis_in_what_only_consumers_need(
         (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
         assert f'This process follows Redis: topic "renders": {setting} is ' in warning.getMessage()
         broker = direct(connections.get_broker())
+        topic = get_config().topic("renders")
         with pytest.raises(TopicMismatch, match=f"{setting} is .* here and .* in Redis"):
-            topic_registration.register_topics(broker, [get_config().topic("renders")])
+            topic_registration.register_topics(broker, [topic])
+        # Somebody applies the settings. Processes that run learn of it.
+        assert topic_registration.apply(broker, topic) == []
+        brokers.current().next_look = 0.0
+        send_message("renders", 6, priority=50)
+        assert connections.with_present_slots(topic) == topic
 
 
 def test_the_first_priority_of_a_slot_settles_the_registered_retries(shop: Any, redis_url: str) -> None:

@@ -273,7 +273,10 @@ def _published_id(topic: str, slot: int, member: bytes) -> str:
 
 
 def close() -> None:
-    """Close this process's connections; the next use opens new ones. Call this before a fork."""
+    """Close this process's connections, but not those that event loops share; the next use opens new ones.
+
+    Call this before a fork.
+    """
     states = list(_states.values())
     _states.clear()
     for state in states:

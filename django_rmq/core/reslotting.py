@@ -193,7 +193,7 @@ class DrainProgress:
     families: int
     done: int = 0
     moved: int = 0
-    """The number of messages that arrived in another slot, moved by this process."""
+    """The number of messages that arrived in another slot, moved by this process or completed by it."""
     strays: int = 0
     """The number of messages that stay where they are, because their new slot is unknown."""
     waiting: int = 0

@@ -73,7 +73,10 @@ class ZooKeeperSurvey(NamedTuple):
 
 
 def survey(ensemble: Ensemble, seconds: float = CONNECT_SECONDS) -> ZooKeeperSurvey:
-    """Return the workers and the assignment; needs no worker of its own. Raises ``ServerTrouble``."""
+    """Return the workers and the assignment; needs no worker of its own. Raises ``ServerTrouble``.
+
+    ``seconds``: for how long it tries to connect.
+    """
     with _visit(ensemble, seconds) as session:
         return ZooKeeperSurvey(znodes.members(session), znodes.read_plan(session))
 

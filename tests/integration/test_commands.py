@@ -427,6 +427,18 @@ def test_an_operation_that_is_ended_early_says_what_it_did_and_fails(
     assert "paused" not in run("rmqstats", "renders")
 
 
+def test_a_retirement_that_a_person_stops_blames_no_other_topic(
+    broker: Broker, run: Run, redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_messages("orders", [1, 2, 3], fixed_time=datetime.now(UTC) + timedelta(hours=1))
+    left = {name: topic for name, topic in TOPICS.items() if name != "orders"}
+    with override_settings(RMQ={"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": left}):
+        stopping(monkeypatch, KeyboardInterrupt())
+        told = run("rmqtopics", "orders", "--retire", "--delete", "--no-input", code=1)
+        assert told.endswith("stopped by Ctrl-C") and "refused" not in told
+        assert "2 purged" in run("rmqtopics", "orders", "--retire", "--delete", "--no-input")
+
+
 def test_a_count_that_a_person_stops_asks_no_question(
     broker: Broker, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -460,24 +472,28 @@ def test_a_topic_that_fails_does_not_hide_what_was_done_to_one_before_it(
 
 def test_rmqsend_says_from_which_line_to_go_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = "".join(f"{n}\n" for n in range(12_000))
-    real, trouble = Operations.send_many, ServerUnavailable("Redis does not answer")
+    real, away = Operations.send_many, ServerUnavailable("Redis does not answer")
+    away.sent = 1_000
+    trouble: BaseException = away
 
     def send_many(
         operations: Operations, name: str, items: Sequence[object], **options: Any
     ) -> dict[str, int]:
         if 7_000 not in items:
             return real(operations, name, items, **options)
-        trouble.sent = 1_000
         raise trouble
 
     monkeypatch.setattr(Operations, "send_many", send_many)
     told = run("rmqsend", "orders", "--jsonl", "--in", "60", stdin=lines, code=3)
     before = "5000 stored, 1000 sent before line 6001; later lines may have been sent"
     assert told == f"Redis does not answer ({before})"
+    trouble = KeyboardInterrupt()
+    told = run("rmqsend", "orders", "--jsonl", "--in", "60", stdin=lines, code=1)
+    assert told == "stopped by Ctrl-C (5000 replaced before line 5001; later lines may have been sent)"
     lines = '{"body": 1}\n' * 5_000 + '\n{"body": 2}\n{"body": 3, "fixed_time": "soon"}\n'
     told = run("rmqsend", "orders", "--jsonl", "--options", "--in", "60", stdin=lines, code=2)
     assert told.startswith("line 5003: fixed_time 'soon'")
-    assert told.endswith("(5000 replaced before line 5002)")
+    assert told.endswith("(5000 replaced before line 5001)")
 
 
 def test_a_dry_run_of_named_messages_replays_none(broker: Broker, run: Run) -> None:

@@ -152,16 +152,24 @@ class Command(RmqCommand):
         operations, outcomes = self.operations(), Counter[str]()
         # JSON is UTF-8, and the text of standard input has the encoding of the locale.
         lines = enumerate(sys.stdin.buffer, 1)
-        while chunk := list(islice(lines, CHUNK)):
-            numbered = [(number, line) for number, line in chunk if line.strip()]
-            try:
+        next_line, numbered = 1, list[tuple[int, bytes]]()
+        try:
+            while chunk := list(islice(lines, CHUNK)):
+                numbered = [(number, line) for number, line in chunk if line.strip()]
                 items = [_item(topic, number, line, options["options"]) for number, line in numbered]
                 if items:
                     outcomes.update(operations.send_many(topic.name, items, **shared))
-            except (RmqError, CommandError) as error:
-                code = exit_code_of(type(error)) if isinstance(error, RmqError) else error.returncode
-                text = f"{_with_line(str(error), numbered)} ({_sent_before(error, outcomes, numbered)})"
-                raise CommandError(one_line(text), returncode=code) from error
+                next_line = chunk[-1][0] + 1
+        except (RmqError, CommandError, KeyboardInterrupt) as error:
+            code = (
+                exit_code_of(type(error)) if isinstance(error, RmqError) else getattr(error, "returncode", 1)
+            )
+            sent = getattr(error, "sent", 0)
+            before = _sent_before({**outcomes, "sent": sent}, numbered[sent][0] if sent else next_line)
+            if not isinstance(error, (CallerError, CommandError)):
+                before = f"{before}; later lines may have been sent"
+            text = f"{_with_line(str(error), numbered) or 'stopped by Ctrl-C'} ({before})"
+            raise CommandError(one_line(text), returncode=code) from error
         answer = {"outcomes": dict(outcomes), "total": outcomes.total()}
         self.print_answer(answer, f"{topic.name}: {outcomes_text(dict(outcomes))}", options)
         if outcomes["refused"]:
@@ -229,15 +237,8 @@ def _item(topic: Topic, number: int, line: bytes, with_options: bool) -> object:
     return item
 
 
-def _sent_before(error: Exception, outcomes: Counter[str], numbered: list[tuple[int, bytes]]) -> str:
-    """Return what was sent before an error, and from which line of the input on nothing was sent for certain."""
-    sent = getattr(error, "sent", 0)
-    text = "nothing was sent"
-    if outcomes or sent:
-        text = f"{outcomes_text({**outcomes, 'sent': sent})} before line {numbered[sent][0]}"
-    return (
-        text if isinstance(error, (CallerError, CommandError)) else f"{text}; later lines may have been sent"
-    )
+def _sent_before(outcomes: dict[str, int], line: int) -> str:
+    return f"{outcomes_text(outcomes)} before line {line}" if any(outcomes.values()) else "nothing was sent"
 
 
 def _with_line(error: str, numbered: list[tuple[int, bytes]]) -> str:

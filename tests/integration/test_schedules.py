@@ -442,8 +442,8 @@ def test_a_schedule_that_no_worker_declares_any_more_goes_with_its_waiting_tick(
         ("at", b"-1"),
         ("at", b"9" * 30),
         ("generation", b""),
-        ("local_times", b"[1]"),
-        ("local_times", b'[[1e999,0,"UTC"]]'),
+        ("walls", b"[1]"),
+        ("walls", b'[[1e999,0,"UTC"]]'),
     ],
 )
 def test_a_schedule_that_cannot_be_read_stops_no_other(

@@ -10,7 +10,7 @@ from tests.oracle.keyspace import Memory
 
 _FIELDS = (
     b"spec", b"override", b"paused", b"removed", b"generation", b"at", b"state", b"changed", b"topic", b"crc",
-    b"last", b"late", b"renewed", b"former", b"local_times",
+    b"last", b"late", b"renewed", b"former", b"walls",
 )  # fmt: skip
 
 
@@ -85,9 +85,9 @@ def plan_tick(
             found[of + b"last"] = b"%d" % before
         found[of + b"at"], found[of + b"state"] = b"%d" % instant, b"writing"
         found[of + b"topic"], found[of + b"crc"] = topic.encode(), b"%d" % crc
-        found.pop(of + b"local_times", None)
+        found.pop(of + b"walls", None)
         if local_times:
-            found[of + b"local_times"] = local_times.encode()
+            found[of + b"walls"] = local_times.encode()
         return "planned"
 
 

@@ -44,7 +44,7 @@ changes = st.tuples(
             ("removed", "1"),
             ("override", '{"cron":"1 1 * * *"}'),
             ("spec", OTHER),
-            ("local_times", '[[1,2,"UTC"]]'),
+            ("walls", '[[1,2,"UTC"]]'),
         ]
     ),
     st.integers(0, 3),
@@ -278,7 +278,7 @@ def test_what_the_clock_on_the_wall_showed_belongs_to_the_tick_that_was_planned(
         local_times,
         first.at + 5_000 + 7_200_000,
     )
-    broker.change_schedule("s", "local_times", "")
+    broker.change_schedule("s", "walls", "")
     assert (record(broker).local_times, record(broker).state) == ((), "retracting")
 
 

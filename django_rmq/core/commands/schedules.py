@@ -24,7 +24,7 @@ def change_schedule(
 ) -> Call[str]:
     """Change a field of a schedule. Answers changed, same or not_found.
 
-    ``field``: spec, override, paused, removed, or local_times (what ``local_times_text`` returns).
+    ``field``: spec, override, paused, removed, or walls, the local times of the latest ticks (``local_times_text``).
     ``from_now``: its ticks count from now on, instead of from the last one. ``renewed``: change it only if no
     worker has declared it since that time, which is the one of its record.
     """

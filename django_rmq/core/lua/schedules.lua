@@ -11,7 +11,7 @@
 -- `ScheduleRecord.state` in core/model/schedule.py.
 --
 -- ARGV[1] name
--- ARGV[2] field          spec, override, paused, local_times or removed
+-- ARGV[2] field          spec, override, paused, walls (the local times of ticks) or removed
 -- ARGV[3] value          empty: none
 -- ARGV[4] from_now FLAG  1: ticks count from now on; 0: from the last one
 -- ARGV[5] renewed        when a worker last declared it, as the caller knows it; empty: whenever that was
@@ -107,8 +107,8 @@ if state == 'written' and tonumber(before) > now_ms then return 'early' end -- r
 if not (tonumber(instant) > tonumber(before)) then
   return redis.error_reply('ERR instant is not after the one before')
 end
-redis.call('HDEL', schedules, of('local_times'))
-if local_times ~= '' then redis.call('HSET', schedules, of('local_times'), local_times) end
+redis.call('HDEL', schedules, of('walls'))
+if local_times ~= '' then redis.call('HSET', schedules, of('walls'), local_times) end
 if state == 'written' then redis.call('HSET', schedules, of('last'), before) end
 redis.call('HSET', schedules, of('at'), instant, of('state'), 'writing', of('topic'), topic, of('crc'), crc)
 return 'planned'
@@ -146,7 +146,7 @@ if state ~= 'retracting' then return 'lost' end
 if known[5] then
   redis.call('HDEL', schedules, of('spec'), of('override'), of('paused'), of('removed'), of('generation'), of('at'),
     of('state'), of('changed'), of('topic'), of('crc'), of('last'), of('late'),
-    of('renewed'), of('former'), of('local_times'))
+    of('renewed'), of('former'), of('walls'))
   return 'forgotten'
 end
 redis.call('HDEL', schedules, '')

@@ -216,7 +216,7 @@ def _record(name: str, parts: Mapping[str, str]) -> ScheduleRecord:
         parts.get("former", ""),
         tuple(
             LocalTime(_time(instant), int(offset), str(zone))
-            for instant, offset, zone in json.loads(parts.get("local_times", "[]"))
+            for instant, offset, zone in json.loads(parts.get("walls", "[]"))
         ),
     )
     record.schedule.check()

@@ -223,7 +223,7 @@ class Stepper:
 def plan_again(broker: Broker, record: ScheduleRecord) -> bool:
     """Take back the latest tick of a schedule and plan it again; return whether this process was the first to do so."""
     before = local_times_text(each for each in record.local_times if each.instant == record.last)
-    return broker.run(change_schedule(record.name, "local_times", before)) == "changed"
+    return broker.run(change_schedule(record.name, "walls", before)) == "changed"
 
 
 def message(

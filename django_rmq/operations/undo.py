@@ -7,6 +7,7 @@ several requests is one here as well, by its ``Trace``; an action in the backgro
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -135,8 +136,10 @@ class Trash:
         """Count what is kept; forget the action if there is nothing to bring back."""
         self.count_kept(self._broker)
         if not self._is_new and not self.kept:
-            self._broker.run(stored_actions.forget_deletions([self._deletion.id]))
-            self._is_new = True
+            # What was done is recorded afterwards, so no error is raised here. Nobody is shown a record without messages.
+            with suppress(RmqError):
+                self._broker.run(stored_actions.forget_deletions([self._deletion.id]))
+                self._is_new = True
 
     def keeping(self, steps: Iterator[BulkProgress]) -> Iterator[BulkProgress]:
         """Yield the progress of a run with what can be brought back."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from django_rmq.conf import get_config
-from django_rmq.core.commands import inspect
+from django_rmq.core.commands import inspect, stored_actions
 from django_rmq.core.commands.broker_interface import run_all
 from django_rmq.core.commands.script_call import Call
 from django_rmq.exceptions import NodeUnavailable, ServerUnavailable
@@ -127,6 +127,23 @@ def test_a_purge_in_the_background_deletes_no_more_than_there_was(
     (ended,) = operations().background_actions()
     assert ended.outcomes == {"purged": COUNT} and ended.is_complete
     assert operations().topic("letters").store == 20
+
+
+def test_a_deletion_that_keeps_nothing_is_recorded_though_redis_is_lost_then(
+    shop: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(shop, 1)
+    (copy,) = operations().listing("letters", "waiting").copies
+    assert len(shop.prepare(get_config().topic("letters"), copy.slot, "W", None, 1).deliveries) == 1
+
+    def fail(*_: object) -> Any:
+        raise ServerUnavailable("gone")
+
+    monkeypatch.setattr(stored_actions, "forget_deletions", fail)
+    with caplog.at_level(logging.INFO, "django_rmq.audit"):
+        assert operations().delete("letters", [copy.id], "live").outcomes == {"running": 1}
+    assert [record.rmq_outcomes for record in caplog.records] == [{"running": 1}]  # type: ignore[attr-defined]
+    assert operations().undoable() == []
 
 
 @pytest.mark.parametrize("fails", ["the search after a re-slotting", "the look at what is not dead"])

@@ -14,7 +14,7 @@ import platform
 import random
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -77,6 +77,31 @@ def is_dead(about: str) -> bool:
         return False
     present = _start_of(int(pid))
     return present != start if present is not None else not _runs(int(pid))
+
+
+SLOTS_AT_ONCE = 1_024
+"""The number of slots asked in one round trip."""
+
+REACH_SECONDS = 30.0
+"""Seconds after which slots are given up behind those that cannot be reached: a quarter of a lease of the usual length."""
+
+
+T = TypeVar("T")
+
+
+def each_reached(broker: Broker, calls: Iterable[Call[T]]) -> Iterator[T | RmqError]:
+    """Yield the answer of each call, or the error of its slot or node.
+
+    Raises an error that concerns the whole server, and any error after ``REACH_SECONDS``.
+    """
+    began = time.monotonic()
+    for answer in attempt(broker, calls, SLOTS_AT_ONCE):
+        # A node that does not answer takes seconds of each round trip, and a topic may have a million slots.
+        if isinstance(answer, RmqError) and (
+            concerns_all(answer) or time.monotonic() - began > REACH_SECONDS
+        ):
+            raise answer
+        yield answer
 
 
 class DriverIdentity:
@@ -228,10 +253,8 @@ class Lease:
             for slot, number in held.items()
         )
         failure, vanished = None, []
-        for slot, size in zip(held, attempt(self._broker, calls), strict=True):
+        for slot, size in zip(held, each_reached(self._broker, calls), strict=True):
             if isinstance(size, RmqError):
-                if concerns_all(size):
-                    raise size
                 failure = size
             elif size is None:
                 vanished.append(slot)
@@ -259,13 +282,6 @@ class Lease:
                 f"in {lost} slots its lease ended, or it was given back, while Spark processed the batch. Their "
                 "messages are delivered again",
             )
-
-
-SLOTS_AT_ONCE = 1_024
-"""The number of slots asked in one round trip."""
-
-
-T = TypeVar("T")
 
 
 ANY_SIZE = LARGEST
@@ -335,7 +351,8 @@ class Claims:
         another query may use the same consumerId, and has not recorded its batches here.
 
         Raises ``LostRace`` if a later one was already acknowledged: the checkpoint is older than that; or if
-        another process made one since the last call.
+        another process made one since the last call. Raises the error of a slot that cannot be reached at the end, because
+        what Spark has recorded in the others would come again if the query ends.
         """
         slots: list[int] = list(range(self._topic.slots))
         if consumer in self._known:
@@ -343,7 +360,8 @@ class Claims:
         newest = 0
         lost = 0
         ending: list[tuple[int, int]] = []
-        for slot, claim in zip(slots, self.reads(slots, consumer), strict=True):
+        reads, failure = self._reached(slots, consumer)
+        for slot, claim in reads.items():
             newest = max(newest, claim.number)
             if claim.number > self._newest and consumer in self._known:
                 raise self._used_twice(consumer)
@@ -368,35 +386,57 @@ class Claims:
                 f"Spark has recorded its batch, but in {lost} slots its lease had ended, or it had been given back. "
                 "Their messages are delivered again",
             )
+        if failure is not None:
+            raise failure
         self._known.add(consumer)
         self._newest = max(self._newest, newest)
         return self._newest
 
     def acknowledge(self, consumer: str, committed: int, slots: Sequence[int]) -> int:
-        """Acknowledge the claim ``committed`` in ``slots``, without holding any; return how many slots had one."""
+        """Acknowledge the claim ``committed`` in ``slots``, without holding any; return how many slots had one.
+
+        Raises the error of a slot that cannot be reached, after the others.
+        """
+        reads, failure = self._reached(slots, consumer)
         ending = [
             (slot, claim.number)
-            for slot, claim in zip(slots, self.reads(slots, consumer), strict=True)
+            for slot, claim in reads.items()
             if 0 < claim.number == committed and claim.state in ("open", "sealed", "acked")
         ]
         # Another process, or the query itself, has acknowledged it first.
         self._end(consumer, list(ending))
+        if failure is not None:
+            raise failure
         return len(ending)
+
+    def _reached(self, slots: Sequence[int], consumer: str) -> tuple[dict[int, ClaimRead], RmqError | None]:
+        """Return the consumer's newest claim in each slot that can be reached, and the error of another slot, or None."""
+        reads: dict[int, ClaimRead] = {}
+        failure = None
+        calls = (claims.read_claim(self._topic, slot, consumer) for slot in slots)
+        for slot, claim in zip(slots, each_reached(self._broker, calls), strict=True):
+            if isinstance(claim, RmqError):
+                failure = claim
+            else:
+                reads[slot] = claim
+        return reads, failure
 
     def _end(self, consumer: str, ending: list[tuple[int, int]]) -> int:
         """Acknowledge claims, in steps if failures have to be tidied up; give messages that were never sealed
         back to their slots.
 
-        Returns in how many slots there was nothing left to acknowledge.
+        Returns in how many slots there was nothing left to acknowledge. Raises the error of a slot after the others.
         """
-        lost = 0
+        lost, failure = 0, None
         while ending:
             asked = ending[:SLOTS_AT_ONCE]
             acks = [claims.ack_claim(self._topic, slot, consumer, number) for slot, number in asked]
             rest: list[tuple[int, int]] = []
-            for (slot, number), (word, left) in zip(
-                asked, walk(self._broker, acks, SLOTS_AT_ONCE), strict=True
-            ):
+            for (slot, number), answer in zip(asked, each_reached(self._broker, acks), strict=True):
+                if isinstance(answer, RmqError):
+                    failure = answer
+                    continue
+                word, left = answer
                 while word == "open" and left:
                     # The request came too late for its batch, and what it took was never read.
                     _, left = self._broker.run(claims.return_claim(self._topic, slot, consumer, number))
@@ -406,6 +446,8 @@ class Claims:
                 else:
                     self.lease.let_go(slot)
             ending = rest + ending[SLOTS_AT_ONCE:]
+        if failure is not None:
+            raise failure
         return lost
 
     def _used_twice(self, consumer: str) -> LostRace:

@@ -8,17 +8,20 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from django_rmq.core.commands import broker_interface
+from django_rmq.core.commands import broker_interface, inspect
 from django_rmq.core.model.keys import consumer_key, slot_keys
 from django_rmq.core.model.topic import BackOff
 from django_rmq.core.redis.broker import ServerConnection
-from django_rmq.exceptions import LostRace, ServerUnavailable
+from django_rmq.exceptions import LostRace, NodeUnavailable, RmqError, ServerUnavailable, WrongType
 from django_rmq.spark import claims
+from django_rmq.spark.acknowledger import acknowledge
 from django_rmq.spark.stream_reader import StreamReader
 from tests.spark.conftest import MakeQueue, Queue
 from tests.spark.test_streaming import ALL, fail_all, first_batch, plan, reader, rows
@@ -183,8 +186,8 @@ def test_the_name_and_the_lease_are_renewed_while_a_batch_runs(topic: Queue) -> 
 def test_a_renewal_that_fails_in_one_place_renews_the_others(
     topic: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
-    for each in (broker_interface.attempt, broker_interface.walk):
-        monkeypatch.setattr(each, "__defaults__", (1,))
+    monkeypatch.setattr(broker_interface.walk, "__defaults__", (1,))
+    monkeypatch.setattr(claims, "SLOTS_AT_ONCE", 1)
     topic.send(list(range(100)))
     source, *_ = first_batch(topic, consumerId="nightly", claimTimeout="1")
     claimed = [
@@ -206,6 +209,49 @@ def test_a_renewal_that_fails_in_one_place_renews_the_others(
     first = ends()
     eventually(lambda: all(map(float.__gt__, ends(), first)), "a renewal", 10)
     eventually(lambda: "Cannot renew the claims of topic" in caplog.text, "a warning", 10)
+
+
+@pytest.mark.parametrize("by_the_query", [True, False])
+@pytest.mark.parametrize("broken", ["claims", "retry"])
+def test_what_is_recorded_is_acknowledged_in_all_slots_that_can_be_reached(
+    topic: Queue, monkeypatch: pytest.MonkeyPatch, broken: str, by_the_query: bool
+) -> None:
+    monkeypatch.setattr(claims, "SLOTS_AT_ONCE", 1)
+    topic.send(list(range(100)))
+    source, _, end = first_batch(topic, consumerId="nightly")
+    first = source._claims.lease.slots()[0]
+    key = getattr(slot_keys(topic.broker.prefix, topic.topic.name, first), broken)
+    held = topic.broker.count(topic.topic, first).claimed
+    stored = topic.broker.client.dump(key)
+    topic.broker.client.delete(key)
+    topic.broker.client.set(key, "of another program")
+    by_others = partial(acknowledge, {**topic.options, "patience": "0"})
+    with pytest.raises(WrongType, match=key.decode()):
+        (source.commit if by_the_query else by_others)(end)
+    topic.broker.client.delete(key)
+    if stored is not None:
+        topic.broker.client.restore(key, 0, stored)
+    assert 0 < held == topic.depth("claimed") and topic.total("acked") == 100 - held
+    source.commit(end)
+    assert topic.total("acked") == 100
+
+
+def test_slots_behind_a_node_that_takes_long_to_fail_are_given_up(
+    topic: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trips, now = [], [0.0]
+
+    def fail_slowly(_: object, calls: list[object]) -> list[RmqError]:
+        trips.append(len(calls))
+        now[0] += 12
+        return [NodeUnavailable("away")] * len(calls)
+
+    monkeypatch.setattr(broker_interface, "run_all", fail_slowly)
+    monkeypatch.setattr(claims, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    calls = (inspect.count(topic.topic, 0) for _ in range(1 << 20))
+    with pytest.raises(NodeUnavailable):
+        list(claims.each_reached(topic.broker, calls))
+    assert trips == [claims.SLOTS_AT_ONCE] * 3
 
 
 def a_process() -> subprocess.Popen[bytes]:

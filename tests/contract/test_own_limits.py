@@ -130,6 +130,16 @@ def test_a_time_out_above_that_of_the_topic_counts_as_that_of_the_topic(make: Ma
     assert slot.time_out() == 1
 
 
+def test_a_clock_that_is_set_back_lengthens_no_time_out_of_a_message(make: Make, clock: Clock) -> None:
+    slot = make(timeout=3_600)
+    send(slot, b"a", timeout=5)
+    slot.take_one()
+    clock.advance(-7_200)
+    assert slot.time_out() == 0
+    clock.advance(6)
+    assert slot.time_out() == 1
+
+
 @pytest.mark.parametrize("timeout_of_topic", [30, 60])
 def test_extending_restarts_the_time_out_of_the_message(make: Make, timeout_of_topic: int) -> None:
     slot = make(timeout=30)

@@ -10,7 +10,7 @@ from tests.e2e.bank.run import Outcome, Plan, Run
 from tests.e2e.bank.servers import FailingRedis
 from tests.e2e.postgres import postgres
 
-PATIENCE = 300.0
+PATIENCE = 900.0
 """Seconds for all deaths of a plan. It takes a minute on a machine that does nothing else."""
 
 

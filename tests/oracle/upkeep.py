@@ -212,7 +212,9 @@ def time_out_due(slot: Slot, limit: int) -> tuple[int, float | None]:
     ahead = (slot.now_s + slot.timeout + 1) * 1000
     for member, score in [row for row in slot.prepare.rows() if row[1] >= ahead][:limit]:
         # The clock was set back since, so the time-out starts again.
-        slot.prepare[member] = float(slot.now_s * 1000 + bounded(score % 1000, 0, slot.max_retries))
+        slot.prepare[member] = slot.stamp(
+            slot.flight(member).timeout, bounded(score % 1000, 0, slot.max_retries)
+        )
     late = [row for row in slot.prepare.rows() if row[1] < (slot.now_s - slot.timeout) * 1000][:limit]
     dues: list[float | None] = []
     to_blame = first_in_flight(slot) if slot.topic.is_strict else math.inf

@@ -7,7 +7,8 @@
 -- (seconds + timeout + 1) * 1000. This is also computed in _sleep.lua, fetch.lua and inspect.lua, in
 -- core/consumer/fetch_round_trips.py, in spark/reader.py, and for deliveries over REST in operations/consumption.py.
 --
--- needs: prepare inflight timeout claimed strict max_retries now_s bounded text_of end_failed give_back end_unleased_claim
+-- needs: prepare inflight timeout claimed strict max_retries now_s bounded text_of shortened_by end_failed give_back
+-- needs: end_unleased_claim
 
 -- Returns the first place in flight. Messages of a strict slot run in their order, so only the first one can have caused a
 -- time-out.
@@ -28,7 +29,9 @@ local function time_out_due(limit)
     'WITHSCORES', 'LIMIT', 0, limit)
   for i = 1, #ahead, 2 do -- rule: future_stamps_stay
     local left = bounded(math.floor(tonumber(ahead[i + 1]) % 1000), 0, max_retries)
-    redis.call('ZADD', prepare, text_of(now_s * 1000 + left), ahead[i])
+    -- rule: future_stamps_forget_own_time_outs
+    local since = now_s - shortened_by(redis.call('HGET', inflight, ahead[i]) or '', timeout)
+    redis.call('ZADD', prepare, text_of(since * 1000 + left), ahead[i])
   end
   -- rule: time_out_a_second_early
   local late = redis.call('ZRANGEBYSCORE', prepare, '-inf', '(' .. text_of((now_s - timeout) * 1000),

@@ -372,6 +372,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _retries.backoff
 -- include: _retries.end_failed
 -- include: claims.leases
+-- include: _retries.shortened_by
 -- include: _time_outs.time_outs
 -- include: _scores.note_undrained
 -- Start with a deletion of nothing: after it, a full server accepts the rest.

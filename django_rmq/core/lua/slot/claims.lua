@@ -61,6 +61,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _deaths.has_expired
 -- include: _deaths.end_expired
 -- include: claims.leases
+-- include: _retries.shortened_by
 -- include: _time_outs.time_outs
 -- include: _retries.promote_due
 -- include: _scores.note_undrained

@@ -111,6 +111,7 @@ if in_flight > 0 or rests or claimed then
 -- include: _retries.backoff
 -- include: _retries.end_failed
 -- include: claims.leases
+-- include: _retries.shortened_by
 -- include: _time_outs.time_outs
 -- include: _retries.promote_due
   local share = math.min(limit, 400)

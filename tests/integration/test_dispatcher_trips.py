@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -351,6 +352,34 @@ def test_the_answer_to_commits_on_which_nothing_depends_rests(broker: Broker, en
     assert dispatcher._turn()
     assert (dispatcher.processed, trips.answer_due) == (1, float("inf"))
     assert not trips.is_awaited
+
+
+@pytest.mark.parametrize(("rate", "in_flight"), [(0, 1), (0.01, 0)])
+def test_behind_a_commit_that_rests_no_slot_is_asked_beyond_the_limits(
+    broker: Broker, rate: float, in_flight: int
+) -> None:
+    limited = replace(TOPIC, slots=2, max_rate=rate or None, max_in_flight=in_flight or None)
+    send(broker, LONE, [1])
+    listeners = {name: Listener(name, lambda message: None) for name in (LONE.name, limited.name)}
+    dispatcher = Dispatcher(
+        broker, [LONE, limited], listeners, WorkerOptions(threads=1, poll_seconds=3600)
+    )
+    dispatcher._router._next_refresh = float("inf")
+    dispatcher.own([(LONE.name, 0), (limited.name, 0), (limited.name, 1)])
+    dispatcher._mailbox.process_items()
+    turn_until_idle(dispatcher)
+    dispatcher._capacity.is_subscribed = True
+    report_the_batch(dispatcher)
+    dispatcher._acks.hurry()
+    for slot in range(limited.slots):
+        broker.send_merge(limited, slot, 0, [b"%d" % slot])
+        dispatcher._mailbox.handle(Wake(limited.name, slot))
+    assert dispatcher._turn()
+    assert dispatcher._round_trips.answer_due < float("inf"), "the commit rests"
+    assert len(dispatcher._schedule.parked[limited.name]) == 1, "the limits let one of two slots be asked"
+    for _ in range(4):
+        dispatcher._turn()
+    assert len(in_hand(dispatcher)) == total(broker, limited, "prepared") == 1
 
 
 @pytest.mark.parametrize("ends", ["a release", "no pushes"])

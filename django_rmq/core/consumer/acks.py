@@ -209,7 +209,10 @@ class AckQueue:
             self.due = 0.0
 
     def unsettled(self, topic: str) -> int:
-        """Return how many messages of a topic have ended without Redis having confirmed it."""
+        """Return how many messages of a topic have ended without having been acknowledged.
+
+        What a round trip acknowledges that is under way does not count. The limits of its topics are asked after its answer.
+        """
         return sum(len(pending) for (slot, _), pending in self.pending.items() if slot.topic.name == topic)
 
     def unconfirmed(self) -> set[ConsumedSlot]:

@@ -287,7 +287,7 @@ class Capacity:
         """Return how many messages the next prepare of a topic asks for, or 0 if the topic's limits leave no room.
 
         ``left``: how many more the worker may get. ``planned``: how many of the topic the next round trip asks for so far,
-        and ``asked_for`` the one that is under way.
+        and ``asked_for`` the one that is under way. Where topics have limits, none is under way that asks for messages.
         """
         # With less, threads would get so few messages that they are busy with each other.
         limit = min(self._share_of_work(topic, self.threads if self.is_shared(topic) else 1), left)

@@ -91,10 +91,10 @@ class RoundTrips:
             self.receive(round_trip)
         if sent is not None and self._may_rest(sent):
             self.answer_due = time.monotonic() + ANSWER_SECONDS
-        elif round_trip is None and not self.planner.has_more:
+        elif not self.planner.has_more:  # rule: asks_limits_while_it_fetches
             # No further slot waits, so no other trip could be packed while this one is under way.
             self.receive_rest()
-        # The limits are asked after the answer, because a message counts as in flight until Redis has received its end.
+        # The answer says which messages of the limited topics are in flight, unless it rests; then it is about others alone.
         self.planner.ask_limits()
         return True
 

@@ -17,6 +17,7 @@ from django_rmq.core.model.replies import Times
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.model.worker_report import (
     MOST_STACKS,
+    REPLACED,
     RunningCall,
     Stack,
     StackRequest,
@@ -224,7 +225,8 @@ def _stuck(context: OperationContext, workers: Iterable[ReportedWorker]) -> list
 
 
 def _threads(calls: Iterable[RunningCall]) -> set[str]:
-    return {call.thread for call in calls}
+    # A thread that was replaced keeps no other message waiting.
+    return {call.thread for call in calls if not call.thread.endswith(REPLACED)}
 
 
 def _took(call: RunningCall, report: WorkerReport) -> int:

@@ -43,6 +43,7 @@ from django_rmq.core.model.stored_actions import ActionProgress
 from django_rmq.core.model.worker_report import (
     LONGEST_STACK,
     MOST_CALLS,
+    REPLACED,
     CodeVersion,
     RunningCall,
     Stack,
@@ -101,7 +102,7 @@ def running_calls(batches: Iterable[Batch], now_ms: int) -> list[RunningCall]:
                 sealed_id(topic, slot, message.delivery.member),
                 since_ms,
                 message.max_retries - message.retries_left + 1,
-                str(thread.name),
+                thread.name + (REPLACED if thread.hangs else ""),
                 *_progress(message.reported),
             )
             for message in batch.messages_of_call()
@@ -253,7 +254,7 @@ class ReportDuty:
         taken = {
             id(thread)
             for one in batches
-            if one.async_run is None and one.call_began_at and (thread := one.thread)
+            if one.async_run is None and one.call_began_at and (thread := one.thread) and not thread.hangs
         }
         return WorkerReport(
             at_ms=now_ms,

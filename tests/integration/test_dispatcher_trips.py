@@ -361,9 +361,7 @@ def test_behind_a_commit_that_rests_no_slot_is_asked_beyond_the_limits(
     limited = replace(TOPIC, slots=2, max_rate=rate or None, max_in_flight=in_flight or None)
     send(broker, LONE, [1])
     listeners = {name: Listener(name, lambda message: None) for name in (LONE.name, limited.name)}
-    dispatcher = Dispatcher(
-        broker, [LONE, limited], listeners, WorkerOptions(threads=1, poll_seconds=3600)
-    )
+    dispatcher = Dispatcher(broker, [LONE, limited], listeners, WorkerOptions(threads=1, poll_seconds=3600))
     dispatcher._router._next_refresh = float("inf")
     dispatcher.own([(LONE.name, 0), (limited.name, 0), (limited.name, 1)])
     dispatcher._mailbox.process_items()

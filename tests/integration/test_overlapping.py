@@ -22,11 +22,14 @@ from django_rmq.core.consumer import async_executor
 from django_rmq.core.consumer.async_executor import AsyncExecutor
 from django_rmq.core.consumer.batch import Batch, BatchReport
 from django_rmq.core.consumer.batch_run import NO_HOOKS, Hooks
+from django_rmq.core.consumer.mailbox import MaxRuntimeExceeded
 from django_rmq.core.consumer.slots import ConsumedSlot
 from django_rmq.core.model.delivered_message import Message
-from django_rmq.core.model.replies import Delivery
+from django_rmq.core.model.replies import Delivery, Failure
 from django_rmq.core.model.topic import BackOff, Topic, TopicType
+from django_rmq.core.model.worker_report import StackRequest
 from django_rmq.exceptions import Reject
+from django_rmq.worker.worker_reports import running_calls, stacks_of
 from tests.support.workers import LONG, Listener, Worker, audit, eventually, live, send, total, work_off
 
 TOPIC = Topic(
@@ -272,6 +275,56 @@ def test_a_loop_that_is_blocked_beyond_max_runtime_is_replaced_and_its_slots_sta
     assert seen.most_of_a_slot == 1
     assert len(seen.ended) == 40
     assert worker.dispatcher._table.blocked == set()
+
+
+def test_a_suspect_that_runs_in_a_loop_that_was_replaced_is_not_given_back(
+    broker: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_executor, "HUNG_SECONDS", 0.1)
+    waits, blocks = (replace(TOPIC, name=name, slots=1, time_range_ms=0) for name in ("waits", "blocks"))
+    release, has_begun, is_blocked = threading.Event(), threading.Event(), threading.Event()
+
+    async def waiting(message: Message) -> None:
+        has_begun.set()
+        while not release.is_set():  # noqa: ASYNC110 - it is about this loop
+            await asyncio.sleep(0.01)
+
+    async def blocking(message: Message) -> None:
+        is_blocked.set()
+        release.wait(LONG)
+
+    send(broker, blocks, [{"n": 0}])
+    taken = broker.prepare(blocks, 0, "gone", None, 1)
+    failure = Failure(taken.deliveries[0].member, "timed_out")
+    assert broker.rollback(blocks, 0, taken.receipt, [failure]) == ["ok"]
+    send(broker, waits, [{"n": 0}])
+    listeners = {"waits": waiting, "blocks": blocking}
+    with Worker(broker, [waits, blocks], listeners, threads=1, slots=[("waits", 0)]) as worker:
+        try:
+            dispatcher = worker.dispatcher
+            assert has_begun.wait(LONG)
+            [first] = dispatcher.batches()
+            dispatcher.own([("blocks", 0)])
+            assert is_blocked.wait(LONG)
+            loop: Any = dispatcher._pool.threads[-1]
+            eventually(lambda: loop._lag.silent() > async_executor.HUNG_SECONDS, "silence")
+            dispatcher._mailbox.put(MaxRuntimeExceeded(first))
+            eventually(lambda: "event loop thread has stopped" in caplog.text, "replacing")
+            [suspect] = [batch for batch in dispatcher.batches() if batch.topic.name == "blocks"]
+            dispatcher.disown([("blocks", 0)])
+            eventually(lambda: not suspect.slot.is_owned, "losing the slot")
+            assert suspect in dispatcher.batches()
+            assert total(broker, blocks, "released") == 0
+            calls = {call.topic: call for call in running_calls(dispatcher.batches(), broker.now_ms())}
+            assert {call.thread for call in calls.values()} == {"rmq-event-loop (replaced)"}
+            asked = [StackRequest(calls[name].id, 1) for name in listeners]
+            texts = [stack.text for stack in stacks_of(dispatcher.batches(), asked, 2)]
+            assert ", in waiting\n" in texts[0] and ", in blocking\n" in texts[1]
+        finally:
+            release.set()
+        eventually(lambda: not dispatcher.batches(), "the end of both calls")
+    assert [total(broker, topic, "committed") for topic in (waits, blocks)] == [1, 1]
+    assert total(broker, blocks, "prepared") == 2
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt()])

@@ -389,11 +389,13 @@ def test_marks_of_threads_that_hang_are_used_again_when_these_have_ended() -> No
         with pytest.raises(RuntimeError, match=said):
             crew.replace_thread(0)
         assert len({id(thread.marks) for thread, _ in hung}) == SPARE + 1
-        assert crew.returned() == []
+        crew.free_marks()
+        with pytest.raises(RuntimeError, match=said):
+            crew.replace_thread(0)
         first, go = hung[0]
         go.set()
         first.join(LONG)
-        assert len(crew.returned()) == 1
+        crew.free_marks()
         crew.replace_thread(0)
         assert crew.threads[0].marks is first.marks
     finally:

@@ -10,6 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -636,6 +637,28 @@ def test_a_worker_answers_where_a_listener_is(shop: Any, kind: str) -> None:
             assert (one.call, one.stack.text, one.asked_ms) == (None, "", before_ms + 200_000)
         finally:
             release()
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_a_call_that_exceeded_max_runtime_stays_in_the_report(shop: Any) -> None:
+    topic = replace(get_config().topic("timed"), slots=1, max_runtime=0.1)
+    go, began = threading.Event(), threading.Event()
+    send(shop, topic, [1])
+    with Worker(shop, topic, lambda message: hang_in_depth(began, go, ""), threads=1) as worker:
+        try:
+            assert began.wait(LONG)
+            dispatcher = worker.dispatcher
+            [hung] = dispatcher._pool.threads
+            eventually(lambda: dispatcher._pool.threads != [hung], "replacing")
+            one = duty_of(shop, batches=dispatcher.batches).report(1)
+            assert [(call.topic, call.thread) for call in one.calls] == [
+                ("timed", "rmq-executor-0 (replaced)")
+            ]
+            assert (one.running, one.taken) == (1, 0), "its successor is free"
+            [stack] = worker_reports.stacks_of(dispatcher.batches(), [StackRequest(one.calls[0].id, 5)], 7)
+            assert ", in hang_in_depth\n" in stack.text
+        finally:
+            go.set()
 
 
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)

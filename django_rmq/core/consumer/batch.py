@@ -145,7 +145,7 @@ class Batch:
     abandoned: bool = False
     """Whether the listener exceeded MAX_RUNTIME; then nothing of the batch is extended."""
     thread: Executor | None = None
-    """The executor that has the batch; None while it waits for one, and after its thread was given up."""
+    """The executor that has the batch, also after that was given up; None while a suspect waits for another one."""
     size: int = 0
     """The size of its messages in bytes."""
     cost: float = 0.0
@@ -304,6 +304,7 @@ class InFlight:
             return False
         batch.slot.batches -= 1
         self.messages -= len(batch.messages)
-        if batch.thread is not None:
+        # The load of an executor that was given up is that of its successor.
+        if batch.thread is not None and not batch.thread.hangs:
             self.load[batch.thread.index] -= batch.cost
         return True

@@ -177,7 +177,7 @@ class ExecutorPool:
         self._unused = iter(range(len(members), count + SPARE))
         self._free: list[ThreadNotes] = []
         """The marks of threads that hung and have ended."""
-        self._hanging: list[tuple[Executor, list[Batch]]] = []
+        self._hanging: list[Executor] = []
 
     def _new(self, index: int, marks: ThreadNotes | None) -> Executor:
         if index < self._count:
@@ -217,8 +217,7 @@ class ExecutorPool:
         Raises ``RuntimeError`` or ``MemoryError`` if no thread can be started, or too many hang already.
         """
         before = self.threads[index]
-        # The batches of the hung thread are read before its state, because it may end meanwhile.
-        batches, lives = before.batches(), not before.is_dead
+        lives = not before.is_dead
         # A thread that hangs may still write into its own marks, so its successor needs others.
         marks = self._spare_marks() if lives else before.marks  # rule: successors_share_marks
         fresh = self._new(index, marks)
@@ -233,7 +232,7 @@ class ExecutorPool:
         # If the listener returns after all, its thread ends: the successor has its place.
         before.stop()
         if lives:
-            self._hanging.append((before, batches))
+            self._hanging.append(before)
 
     def _spare_marks(self) -> ThreadNotes | None:
         if self._notes is None:
@@ -245,15 +244,13 @@ class ExecutorPool:
             raise RuntimeError(f"{SPARE} listeners that exceeded MAX_RUNTIME are still running")
         return self._notes.thread(index)
 
-    def returned(self) -> list[Batch]:
-        """Return the batches of the threads that hung and have since ended."""
-        ended = [hung for hung in self._hanging if hung[0].is_dead]
-        for hung in ended:
+    def free_marks(self) -> None:
+        """Free the marks of the threads that hung and have since ended."""
+        for hung in [hung for hung in self._hanging if hung.is_dead]:
             self._hanging.remove(hung)
-            if hung[0].marks is not None:
+            if hung.marks is not None:
                 # A thread that has ended writes no more, so a later successor may use its marks.
-                self._free.append(hung[0].marks)
-        return [batch for _, batches in ended for batch in batches]
+                self._free.append(hung.marks)
 
 
 @dataclass(eq=False)
@@ -277,7 +274,7 @@ class ThreadReplacer:
     def clear_dead(self) -> None:
         """Forget batches whose thread is dead: messages that have not begun are given back, the others time out."""
         dead = [batch for batch in self.in_flight.batches.values() if batch.thread and batch.thread.is_dead]
-        dead += self.pool.returned()
+        self.pool.free_marks()
         if dead:
             # A dead thread reports nothing more, so all of its reports are in the mailbox; the outcomes in them count.
             self.mailbox.process_items()
@@ -303,7 +300,6 @@ class ThreadReplacer:
         # While the event loop is blocked, none of its calls makes progress.
         for running in thread.batches():  # rule: leaves_slots_of_a_blocked_loop_open
             self._block(running)
-        batch.thread = None
         # The thread watch looks in the next turn instead of within a second, so that the thread's other slots do not wait.
         self.thread_watch.due = 0.0
 
@@ -322,7 +318,6 @@ class ThreadReplacer:
         self.clear_dead()
         for batch in [batch for batch in self.in_flight.batches.values() if batch.thread is thread]:
             self.router.give_back(batch)
-            batch.thread = None
         self.in_flight.load[index] = 0.0
         self.pool.replace_thread(index)
 
@@ -473,8 +468,8 @@ class BatchRouter:
         if batch not in self.in_flight:  # rule: gives_back_what_has_ended
             return  # it has ended, and all of it was given back
         batch.halted, batch.dropped = True, batch.dropped or drops
-        waits = batch.thread is None and batch in self.suspects
-        if waits or (batch.thread is not None and batch.thread.withdraw(batch)):
+        # A suspect without a thread waits for another one. One whose thread was given up runs.
+        if batch.thread is None or batch.thread.withdraw(batch):  # rule: gives_back_suspects_that_run
             self.finished(BatchReport(batch, [], [], members_of(batch.messages), 0.0, True))
             return
         # ``halted`` was set before ``begun`` is read, and the thread does the reverse, so it begins none of these messages.
@@ -507,7 +502,7 @@ class BatchRouter:
         ]
         again = 0
         for batch in late:
-            if batch.thread is None and batch in self.suspects:
+            if batch.thread is None:
                 # Otherwise the suspect would be taken again at once, and wait again.
                 self.schedule.rest_until(batch.slot, now + SUSPECT_REST_SECONDS)
             elif not self._keeps_waiting(batch):
@@ -534,12 +529,8 @@ class BatchRouter:
     def _keeps_waiting(self, batch: Batch) -> bool:
         """Return whether a batch waits for a call that does not end soon, so that its messages are not taken again at once."""
         thread = batch.thread
-        return (
-            batch.topic.name in self.capacity.async_capacity
-            or thread is None
-            or thread.hangs
-            or self.in_flight.is_taken(thread.index)
-        )
+        is_stuck = thread is not None and (thread.hangs or self.in_flight.is_taken(thread.index))
+        return is_stuck or batch.topic.name in self.capacity.async_capacity
 
 
 def members_of(messages: Sequence[Message]) -> list[bytes]:

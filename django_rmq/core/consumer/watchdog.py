@@ -137,7 +137,7 @@ class CallWatch:
         """End a call that has exceeded HARD_TIMEOUT: a coroutine by cancelling it, another one with its process."""
         if batch.overran is None or batch.overran[0] != began:
             batch.overran = began, uptime()
-            stack = batch.thread.stack_of(batch) if batch.thread else "(its thread was replaced)"
+            stack = _stack_of(batch)
             # The call ends before the log line: a handler of the project may wait for a lock that the listener holds.
             if batch.async_run is None:
                 self._unending(batch, began)  # rule: logs_before_it_ends_a_call
@@ -171,18 +171,20 @@ class CallWatch:
 
     def _abandon(self, batch: Batch, seconds: float) -> None:
         batch.abandoned = batch.halted = True
-        thread = batch.thread
         # This comes before anything that may fail: the slot has to be blocked, and its thread replaced.
         self._overrun(batch)
-        stack = thread.stack_of(batch) if thread else "(its thread was replaced)"
         logger.error(
             "A listener of topic %s has run for %.0f s, longer than MAX_RUNTIME; its message will time "
             "out. Its stack:\n%s",
             batch.topic.name,
             seconds,
-            stack,
+            _stack_of(batch),
             extra={"rmq_event": "overrun", "rmq_topic": batch.topic.name, "rmq_slot": batch.slot.number},
         )
+
+
+def _stack_of(batch: Batch) -> str:
+    return batch.thread.stack_of(batch) if batch.thread else ""
 
 
 def stack_of_thread(thread: threading.Thread) -> str:

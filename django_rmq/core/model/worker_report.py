@@ -34,6 +34,9 @@ MOST_STACKS = 8
 LONGEST_STACK = 16_000
 """Maximum number of characters of a stack: its innermost calls."""
 
+REPLACED = " (replaced)"
+"""How the name of a thread ends that has a successor, because its listener exceeded MAX_RUNTIME."""
+
 WorkerRequest = Literal["quiet", "resume", "stop"]
 """What people ask of a worker. quiet: take no more messages, and go on with those that run. resume: take messages again.
 stop: end the command with all its processes, as SIGTERM does."""
@@ -73,7 +76,7 @@ class WorkerReport:
     """The resident memory of the process."""
     threads: int
     taken: int
-    """How many of its threads run a listener."""
+    """How many of its threads run a listener, without those that have a successor."""
     messages: int
     """The number of messages that it holds: running, and waiting for a thread."""
     running: int

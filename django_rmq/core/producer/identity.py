@@ -1,8 +1,12 @@
 """The identity of a message: which sends are one message.
 
-Sends with the same topic, slot and member are one message. On keyed topics (IDENTITY "key") the member is the key; each
-send without a key draws a member of its own, so it is another message. On all other topics the member is the encoded body:
-``placement.built`` takes it so, without this module, because each send passes there.
+Sends with the same topic, slot and member are one message. IDENTITY, an option of the topic, decides what the member is:
+
+- "body": the bytes of the body. Equal bodies are equal bytes, because ``core.model.body_codec`` writes each value in one way
+  only: ``{"a": 1, "b": 2}`` and ``{"b": 2, "a": 1}`` are one message.
+- "key": the key (``keyed_member``). A send without a key draws a member of its own, so it is another message.
+
+``placement.built`` makes a message of each send, and takes the bytes of a body as its member without a call of this module.
 
 What becomes of a send whose message is there already is decided in Redis: ``lua/slot/_duplicates.lua`` says whether it is stored,
 merged or refused, and the script of its type (``lua/slot/send.lua``) which score counts.

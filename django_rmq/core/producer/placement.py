@@ -1,6 +1,7 @@
 """The placement of a message: its body and its options, which are checked, become its slot and its score.
 
-Here times become milliseconds. Its member, and so which sends are one message, is decided in ``identity``.
+Here times become milliseconds. ``identity`` says which sends are one message: it makes members of keys, and ``built`` takes the
+encoded body as the member on all other topics.
 
 The rule by which a message has its slot is ``slot_crc`` and ``slot_of_crc``. It is written again only where it is computed for
 many messages at once: in ``bulk_send`` and ``spark.bulk_write``. Here nothing contacts a server: ``producer`` sends.
@@ -392,7 +393,7 @@ def built(places: Placement, topic: Topic, body: object, options: SendOptions) -
                 f"topic {topic.name} has IDENTITY 'body': key, headers, expires, max_retries and timeout require "
                 "IDENTITY 'key', because equal bodies merge into one message"
             )
-        # Equal bodies are equal bytes, and so one member.
+        # The bytes of the body are the member (``identity``).
         return places.outgoing(topic, basis, raw, score)
     content = Envelope(
         raw,

@@ -1,11 +1,12 @@
 """Batch read: reads topics without changing anything, as rows of Arrow.
 
-The slots are divided between tasks, the partitions of the frame. How many tasks there are is decided by
-``source_options.SourceOptions.task_count``, which slots a task reads by ``grouped``. A task reads every entry exactly once that
-is present throughout, whatever changes meanwhile, because it pages by a cursor of (score, member); a re-slotting, which moves
-entries between slots, fails it. Members and scores alone are read by rank, many per round trip, which is faster. Ranks change,
-except in a sealed claim, so each page begins with the row before it. If that row is not after what has been read, an earlier
-entry was removed, and the place is looked up by (score, member).
+The slots are divided between tasks, the partitions of the frame. ``task_count`` decides how many tasks there are, also for a
+stream; ``grouped`` decides which slots a task reads.
+
+A task reads every entry exactly once that is present throughout, whatever changes meanwhile, because it pages by a cursor of
+(score, member); a re-slotting, which moves entries between slots, fails it. Members and scores alone are read by rank, many per
+round trip, which is faster. Ranks change, except in a sealed claim, so each page begins with the row before it. If that row is
+not after what has been read, an earlier entry was removed, and the place is looked up by (score, member).
 """
 
 from __future__ import annotations
@@ -398,6 +399,11 @@ class ReadTask(InputPartition):
         self.pieces = list(pieces)
 
 
+def task_count(options: SourceOptions, messages: int) -> int:
+    """Return in how many tasks, the partitions of a frame, this many messages are read."""
+    return max(options.min_tasks, math.ceil(messages / options.messages_per_task))
+
+
 def grouped(sizes: Sequence[int], tasks: int) -> list[list[int]]:
     """Return indexes in at most ``tasks`` groups of about the same size, largest first into the emptiest."""
     groups: list[list[int]] = [[] for _ in range(max(1, tasks))]
@@ -418,7 +424,7 @@ class Reader(DataSourceReader):
         self._queues = options.queues()
         self._topics = options.topics()
         self._low, self._high = options.bounds()
-        options.task_count(0)
+        task_count(options, 0)
         self._metadata = options.metadata
         self._patience = RetryPolicy(options.patience, f"topic {', '.join(self._topics)}")
 
@@ -441,7 +447,7 @@ class Reader(DataSourceReader):
                     if size:
                         pieces.append(RowRange(topic, slot, queue, reslotting))
                         sizes.append(size)
-        tasks = min(len(pieces), self._options.task_count(sum(sizes)))
+        tasks = min(len(pieces), task_count(self._options, sum(sizes)))
         return [ReadTask([pieces[i] for i in group]) for group in grouped(sizes, tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -210,10 +210,15 @@ class SourceOptions:
         """Return the scores between which to read."""
         return self.number("minScore", -math.inf), self.number("maxScore", math.inf)
 
-    def task_count(self, messages: int) -> int:
-        """Return in how many tasks, the partitions of a frame, this many messages are read."""
-        share = self.whole("messagesPerTask", MESSAGES_PER_TASK, low=1)
-        return max(self.whole("minPartitions", 1, low=1), math.ceil(messages / share))
+    @property
+    def messages_per_task(self) -> int:
+        """About how many messages a task reads."""
+        return self.whole("messagesPerTask", MESSAGES_PER_TASK, low=1)
+
+    @property
+    def min_tasks(self) -> int:
+        """Minimum number of tasks, the partitions of a frame, for a read that has enough to divide."""
+        return self.whole("minPartitions", 1, low=1)
 
     # --- for a stream
 
@@ -246,7 +251,7 @@ class SourceOptions:
         self.queues()
         self.slots(1 << 20)
         self.bounds()
-        self.task_count(0)
+        _ = (self.messages_per_task, self.min_tasks)
         _ = (gathering(self), most_bytes(self), self.lease_ms, self.poll_seconds, self.consumer)
 
 

@@ -44,6 +44,7 @@ from django_rmq.spark.reader import (
     following,
     narrow_batch,
     sampled_ranks,
+    task_count,
     too_old,
 )
 from django_rmq.spark.source_options import SourceOptions, gathering, most_bytes
@@ -523,7 +524,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._claims.lease.warn(number, self._lost(number, int(end["rows"]) - rows))
         return [
             ClaimTask(consumer, number, pieces)
-            for pieces in split(sizes, self._options.task_count(rows), whole=self._topic.is_fifo)
+            for pieces in split(sizes, task_count(self._options, rows), whole=self._topic.is_fifo)
         ]
 
     def _lost(self, number: int, missing: int) -> str:

@@ -9,7 +9,7 @@ Sends with the same topic, slot and member are one message. IDENTITY, an option 
 ``placement.built`` makes a message of each send, and takes the bytes of a body as its member without a call of this module.
 
 What becomes of a send whose message is there already is decided in Redis: ``lua/slot/_duplicates.lua`` says whether it is stored,
-merged or refused, and the script of its type (``lua/slot/send.lua``) which score counts.
+merged or refused, and which of the two scores counts.
 """
 
 from __future__ import annotations

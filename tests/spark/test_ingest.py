@@ -49,6 +49,9 @@ def test_files_are_ingested_merged_and_by_rule(run: Run, broker: Broker, tmp_pat
     assert waiting(broker, "notes") == {}
     unmerged = run("ingest", "notes", tmp_path / "rows.csv", "--dry-run", "--no-merge")
     assert "4 rows, 4 messages" in unmerged and "merging" not in unmerged
+    assert "0 rows, 0 messages" in run("ingest", "notes", tmp_path / "rows.csv", "--limit", 0)
+    assert "1 rows, 1 messages" in run("ingest", "notes", tmp_path / "rows.csv", "--limit", 1, "--dry-run")
+    assert waiting(broker, "notes") == {}
     run("ingest", "notes", tmp_path / "rows.csv", "--where", "double(price) > 1")
     assert set(waiting(broker, "notes")) == {'{"price":"1.5","sku":"a"}', '{"price":"2","sku":"b"}'}
     (tmp_path / "events.json").write_text(
@@ -322,7 +325,8 @@ def test_no_more_messages_wait_than_was_said(
     [
         (("notes", "--rate", "10"), "--rate needs --checkpoint"),
         (("notes", "--max-backlog", "10"), "--max-backlog needs --checkpoint"),
-        (("notes", "--rate", "0", "--checkpoint", "x"), "--rate must be greater than 0"),
+        (("notes", "--rate", "0", "--checkpoint", "x"), "--rate must be a number greater than 0, got 0.0"),
+        (("notes", "--rate", "inf", "--checkpoint", "x"), "--rate must be a number greater than 0, got inf"),
         (("queue", "--checkpoint", "x"), "topic queue is fifo"),
     ],
 )

@@ -81,6 +81,8 @@ def test_rows_are_ingested_reported_and_consumed(remote: Remote, broker: Broker,
     assert "100 messages sent to work" in remote("ingest", "work", rows(source, range(100)))
     # The server has kept nothing of the file that was there before.
     assert "20 rows, 20 messages" in remote("ingest", "work", rows(source, range(100, 120)))
+    floats = ("--select", "double(n) * 1e5 as x", "--where", "n = 101")
+    assert '{"x":10100000.0}' in remote("ingest", "work", source, *floats, "--dry-run")
     printed = remote("report", "work", "--json")
     told = json.loads(printed[printed.index("{") : printed.rindex("}") + 1])
     assert told["work"]["backlog"]["store"] == 120

@@ -40,6 +40,8 @@ def test_without_a_name_the_pipelines_are_listed() -> None:
         ),
         (["report", "--interval", "5s", "--available-now"], "not allowed with argument"),
         (["report", "--conf", "x"], "'x' is not a setting"),
+        (["ingest", "events", "rows.csv", "--checkpoint", ""], "'' is not the path of a folder"),
+        (["ingest", "events", "rows.csv", "--checkpoint", "/"], "'/' is not the path of a folder"),
         (["ingest", "events"], "required: source"),
     ],
 )

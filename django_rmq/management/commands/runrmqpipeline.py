@@ -127,7 +127,10 @@ def _add_shared(parser: ArgumentParser) -> None:
     )
     streams = parser.add_argument_group("streams")
     streams.add_argument(
-        "--checkpoint", metavar="PATH", help="the folder in which a stream, or ingest, stores its progress"
+        "--checkpoint",
+        type=_folder,
+        metavar="PATH",
+        help="the folder in which a stream, or ingest, stores its progress",
     )
     trigger = streams.add_mutually_exclusive_group()
     trigger.add_argument(
@@ -143,6 +146,13 @@ def _add_shared(parser: ArgumentParser) -> None:
         metavar="TIME",
         help="how long a running batch may take to finish after SIGTERM (default: 30s)",
     )
+
+
+def _folder(text: str) -> str:
+    # Without a name it would be the root of the file system.
+    if not text.strip("/"):
+        raise ArgumentTypeError(f"{text!r} is not the path of a folder")
+    return text
 
 
 def _setting(text: str) -> tuple[str, str]:

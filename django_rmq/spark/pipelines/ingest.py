@@ -308,8 +308,8 @@ def _check_pace(context: Context, topic: Topic, options: Options) -> None:
     given = [name for name in ("rate", "max_backlog") if options[name] is not None]
     for name in given:
         flag = f"--{name.replace('_', '-')}"
-        if not options[name] > 0:
-            raise InvalidRequest(f"{flag} must be greater than 0, got {options[name]}")
+        if not 0 < options[name] < math.inf:
+            raise InvalidRequest(f"{flag} must be a number greater than 0, got {options[name]}")
         if context.checkpoint is None:
             raise InvalidRequest(
                 f"{flag} needs --checkpoint: a folder for the messages and the record of what was sent"
@@ -352,7 +352,7 @@ def _rows(context: Context, options: Options) -> DataFrame:
     rows = reader.option("url", source).load() if format_name == "jdbc" else reader.load(source)
     if options["where"] is not None:
         rows = rows.where(options["where"])
-    return rows.limit(options["limit"]) if options["limit"] else rows
+    return rows if options["limit"] is None else rows.limit(options["limit"])
 
 
 def _merged(messages: DataFrame, topic: Topic) -> DataFrame:

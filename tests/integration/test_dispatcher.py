@@ -15,10 +15,11 @@ import pytest
 
 from django_rmq.core import unserved_topics
 from django_rmq.core.clock import uptime
+from django_rmq.core.consumer import Dispatcher, WorkerOptions, capacity, executor_pool
 from django_rmq.core.consumer import batch as in_flight
-from django_rmq.core.consumer import capacity, executor_pool
 from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.consumer.mailbox import Wake
+from django_rmq.core.consumer.shutdown import SETTLING_SECONDS
 from django_rmq.core.consumer.slots import SlotState
 from django_rmq.core.duties import DutyThread
 from django_rmq.core.model.delivered_message import Message
@@ -35,6 +36,7 @@ from tests.support.workers import (
     Broker,
     Heard,
     HeldListener,
+    Listener,
     Worker,
     audit,
     eventually,
@@ -42,6 +44,7 @@ from tests.support.workers import (
     live,
     send,
     total,
+    turn_until_idle,
 )
 
 MERGE = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0)
@@ -705,6 +708,26 @@ def test_max_idle_time_ends_the_worker_some_time_after_its_last_message(broker: 
     send(broker, MERGE, ["x"])
     finish(Worker(broker, MERGE, heard, max_idle_time=0.4))
     assert time.time() * 1000 - heard.times[0] >= 390
+
+
+def test_a_worker_with_a_max_idle_time_sleeps_while_its_slots_wait_for_their_limits(broker: Broker) -> None:
+    topic = replace(MERGE, slots=1, max_in_flight=1)
+    allowed = broker.allow(topic, "another", tokens=0, in_use=1, wanted=1, lease_ms=600_000)
+    assert allowed.permits == 1
+    send(broker, topic, ["x"])
+    listener = Listener(topic.name, lambda message: None)
+    options = WorkerOptions(threads=1, max_idle_time=5.0)
+    dispatcher = Dispatcher(broker, [topic], {topic.name: listener}, options)
+    dispatcher.own([(topic.name, 0)])
+    dispatcher._mailbox.process_items()
+    turn_until_idle(dispatcher)
+    assert dispatcher._schedule.parked[topic.name]
+    now = time.monotonic()
+    dispatcher._in_flight.last_work = now - 60
+    assert not dispatcher._idle_check.is_over()
+    assert dispatcher._idle_check.due(now) == pytest.approx(now + SETTLING_SECONDS)
+    dispatcher._in_flight.last_work = now
+    assert dispatcher._idle_check.due(now) == now + 5.0
 
 
 def test_a_listener_longer_than_the_shutdown_time_out_is_left_to_time_out(

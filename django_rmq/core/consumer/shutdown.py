@@ -25,7 +25,7 @@ from django_rmq.exceptions import ServerTrouble
 logger = safe_logger("django_rmq.consumer")
 
 SETTLING_SECONDS = 0.05
-"""Seconds between two checks of a burst worker whether its set of slots is final."""
+"""Seconds between two checks of a worker whether it has come to its end."""
 
 
 @dataclass(eq=False)
@@ -54,7 +54,9 @@ class IdleCheck:
             return float("inf")
         due = now + SETTLING_SECONDS if self.is_burst else float("inf")
         idle = self.max_idle_time
-        return due if idle is None else min(due, self.in_flight.last_work + idle)
+        # The time may be over while slots wait for their limits, or acknowledgements for a node of a Cluster.
+        soonest = now + SETTLING_SECONDS
+        return due if idle is None else min(due, max(soonest, self.in_flight.last_work + idle))
 
     def _is_idle(self) -> bool:
         """Return whether nothing is in flight, except for messages whose end Redis refuses. An unavailable node is waited for."""

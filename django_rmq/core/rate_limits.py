@@ -42,7 +42,6 @@ class RateLimitShare:
 
     __slots__ = (
         "in_use",
-        "others_wait",
         "permits",
         "permits_at",
         "renew_at",
@@ -60,7 +59,6 @@ class RateLimitShare:
         self.in_use = 0
         self.told = 0
         """The number of messages in flight that Redis counts for this worker."""
-        self.others_wait = False
         self.wanting = False
         """Whether messages are due that the limits do not allow yet."""
         self.permits_at = self.tokens_at = 0.0
@@ -73,7 +71,7 @@ class RateLimitShare:
         if bool(topic.max_rate) != bool(self.topic.max_rate):
             self.tokens = 0 if topic.max_rate else UNLIMITED
         if not topic.max_in_flight:
-            self.permits, self.told, self.others_wait = UNLIMITED, 0, False
+            self.permits, self.told = UNLIMITED, 0
         elif not self.topic.max_in_flight:
             self.permits = 0
         else:
@@ -196,7 +194,8 @@ class RateLimits:
         wanted = max(in_use, min(in_use + more, capacity))
         tokens = 0
         if topic.max_rate:
-            has_permits = share.permits > in_use
+            # Both are without the unsettled messages.
+            has_permits = share.permits > share.in_use  # rule: counts_unsettled_messages_twice
             tokens = (more if has_permits else 0) - max(0, share.tokens)
             if tokens > 0 and (now < share.tokens_at or share.tokens > 0):
                 tokens = 0
@@ -220,10 +219,10 @@ class RateLimits:
                 # Tokens that will not be used soon are given back.
                 share.renew_at = now + CONTENDED_SECONDS
         if topic.max_in_flight:
-            share.permits, share.others_wait = allowed.permits - unsettled, allowed.others_wait
+            share.permits = allowed.permits - unsettled
             share.told = max(in_use, allowed.permits)
             is_short = allowed.permits < wanted
-            pause = CONTENDED_SECONDS if share.others_wait or is_short else RENEW_SECONDS
+            pause = CONTENDED_SECONDS if allowed.others_wait or is_short else RENEW_SECONDS
             # A worker for which no slot waited has all the permits that it wanted, and asks as soon as it wants more.
             if slots and share.permits <= share.in_use:
                 share.permits_at = now + pause
@@ -251,24 +250,33 @@ def return_permits(broker: Broker, topics: Iterable[Topic], owner: str) -> None:
     """Give back the permits of a dead worker, except for those of messages that it still has in flight.
 
     Call this when everything that could be settled was settled. For topics without a gate it is unknown who
-    holds what: the permits end with their lease, as they do if there are too many slots to check. Raises
-    ``ServerTrouble``.
+    holds what: the permits end with their lease, as they do if there are too many slots to check, or some cannot be read.
+    Raises ``RmqError``.
     """
     end = time.monotonic() + RETURN_SECONDS
     for topic in topics:
         if not (topic.max_in_flight and topic.serial):
             continue
-        in_use = 0
-        for start in range(0, topic.slots, HELD_AT_ONCE):
-            # There are too many slots to check, so the permits end with their lease.
-            if time.monotonic() > end:
-                return
-            slots = range(topic.slots)[start : start + HELD_AT_ONCE]
-            calls = [fetch.list_held(topic, slot, owner) for slot in slots]
-            in_use += sum(
-                len(held) for held in run_all(broker, calls) if held and not isinstance(held, RmqError)
+        in_use = _count_held(broker, topic, owner, end)
+        if in_use is not None:
+            broker.run(
+                limits.allow(topic, owner, tokens=0, in_use=in_use, wanted=0, lease_ms=_lease_ms(topic))
             )
-        broker.run(limits.allow(topic, owner, tokens=0, in_use=in_use, wanted=0, lease_ms=_lease_ms(topic)))
+
+
+def _count_held(broker: Broker, topic: Topic, owner: str, end: float) -> int | None:
+    """Return how many messages of a topic a worker has in flight; None if that is unknown at the monotonic time ``end``."""
+    in_use = 0
+    for start in range(0, topic.slots, HELD_AT_ONCE):
+        if time.monotonic() > end:
+            return None
+        slots = range(topic.slots)[start : start + HELD_AT_ONCE]
+        calls = [fetch.list_held(topic, slot, owner) for slot in slots]
+        for slot, first in zip(slots, run_all(broker, calls), strict=True):
+            if isinstance(first, RmqError):
+                return None
+            in_use += len(fetch.all_held(broker, topic, slot, owner, first)) if first else 0
+    return in_use
 
 
 def _lease_ms(topic: Topic) -> int:

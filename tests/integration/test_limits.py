@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from django_rmq.core import lua
 from django_rmq.core.commands import limits
 from django_rmq.core.commands.script_call import Call
+from django_rmq.core.model.bounds import BATCH
 from django_rmq.core.model.delivered_message import Message
-from django_rmq.core.model.keys import limits_key
+from django_rmq.core.model.keys import limits_key, slot_keys
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.core.rate_limits import RateLimits, return_permits
 from django_rmq.exceptions import NodeUnavailable, ServerUnavailable, WrongType
@@ -172,6 +173,26 @@ def test_what_a_dead_worker_held_is_free_at_once_but_for_what_it_ran(broker: Any
     assert ask(broker, topic, "B", wanted=5).permits == 3
 
 
+def test_of_a_dead_worker_that_held_thousands_no_permit_is_free_that_they_use(broker: Any) -> None:
+    topic, number = replace(TOPIC, max_in_flight=2_000, slots=1), BATCH + 200
+    for start in range(0, number, BATCH):
+        broker.send_merge(topic, 0, 0, [b"%d" % n for n in range(start, min(start + BATCH, number))])
+    epoch = broker.acquire(topic, 0)
+    for most in (BATCH, BATCH):
+        broker.prepare(topic, 0, "A", epoch, most)
+    assert ask(broker, topic, "A", wanted=2_000, in_use=number).permits == 2_000
+    return_permits(broker, [topic], "A")
+    assert ask(broker, topic, "B", wanted=2_000).permits == 2_000 - number
+
+
+def test_permits_of_a_dead_worker_stay_where_a_slot_cannot_be_read(broker: Any) -> None:
+    topic = replace(TOPIC, max_in_flight=5)
+    assert ask(broker, topic, "A", wanted=5, in_use=5).permits == 5
+    broker.client.set(slot_keys(broker.prefix, topic.name, 3).inflight, "of another program")
+    return_permits(broker, [topic], "A")
+    assert ask(broker, topic, "B", wanted=5).permits == 0
+
+
 class Gauge:
     """A listener that knows how many of it run, and when each began."""
 
@@ -265,10 +286,10 @@ def test_what_has_ended_is_in_flight_until_redis_has_heard_of_it(broker: Any) ->
     assert all(in_use >= prepared for in_use, prepared in told), told
 
 
-def room_for(shared: RateLimits, slots: int, now: float) -> int:
+def room_for(shared: RateLimits, slots: int, now: float, unsettled: int = 0) -> int:
     """How many messages a worker may take, once it has asked for so many slots that wait."""
     for _ in "permits", "deliveries":
-        shared.ask(now, lambda name: slots, lambda name, error: None, lambda name: 0)
+        shared.ask(now, lambda name: slots, lambda name, error: None, lambda name: unsettled)
     return shared.room("prices")
 
 
@@ -281,6 +302,19 @@ def test_permits_that_become_free_are_used_at_once_though_a_rate_holds_as_well()
     assert room_for(shared, 0, 1.2) == 0
     shared.ended("prices", 3, 1.25)
     assert room_for(shared, 3, 1.25) == 3
+
+
+def test_what_cannot_be_acknowledged_counts_once_for_topics_with_both_limits(broker: Any) -> None:
+    topic = replace(TOPIC, max_rate=300, max_in_flight=4)
+    shared = RateLimits(broker, "A", [topic], lambda topic: 4)
+    assert room_for(shared, 4, 1.0) == 4
+    shared.started("prices", 4)
+    shared.ended("prices", 3, 1.05)
+    # One of the three was acknowledged. Redis counts the others: three are in flight, and one permit is free.
+    # In between no slot waits, so the deliveries are given back.
+    for now, slots in ((1.1, 1), (1.25, 0), (1.3, 1), (1.35, 1)):
+        room_for(shared, slots, now, unsettled=2)
+    assert shared.room("prices") == 1
 
 
 def test_a_worker_that_has_given_back_its_permits_asks_at_once_when_it_wants_one() -> None:

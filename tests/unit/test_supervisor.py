@@ -333,6 +333,32 @@ def test_a_second_signal_kills_them(diary: Diary, monkeypatch: pytest.MonkeyPatc
     assert supervise(child).run() == 1
 
 
+def test_the_first_signal_after_the_stop_of_a_person_is_not_a_second_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "SAME_REQUEST_SECONDS", 0.0)
+
+    def child(notes: SharedNotes) -> int:
+        asked: list[int] = []
+
+        def ask(number: int, frame: object) -> None:
+            asked.append(number)
+            if len(asked) == 1:
+                os.kill(os.getppid(), signal.SIGTERM)
+
+        signal.signal(signal.SIGTERM, ask)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        notes.ask_for_stop()
+        for _ in range(1200):
+            # The parent passes the signal on.
+            if len(asked) == 2:
+                return RECYCLE
+            time.sleep(0.05)
+        return 1
+
+    assert supervise(child).run() == 0
+
+
 def test_a_child_that_does_not_end_in_time_is_killed(diary: Diary, monkeypatch: pytest.MonkeyPatch) -> None:
     def child(notes: SharedNotes) -> int:
         os.kill(os.getppid(), signal.SIGTERM)

@@ -139,6 +139,8 @@ class Supervisor:
     _children: list[ChildProcess] = field(default_factory=list, init=False)
     _asked: list[int] = field(default_factory=list, init=False)
     _stopping_since: float | None = field(default=None, init=False)
+    _asked_since: float | None = field(default=None, init=False)
+    """When the first signal to stop was heeded. Something else may have begun the stop before."""
     _gives_back: bool = field(default=True, init=False)
     """Whether it still settles the messages of processes that have not ended cleanly."""
     _worst: int = field(default=0, init=False)
@@ -277,11 +279,12 @@ class Supervisor:
                         "Replacing %d worker processes", len(self.pids), extra={"rmq_event": "replacing"}
                     )
                     self._send_signal(signal.SIGTERM)
-            # A signal during a restart for changed code ends the command.
-            elif self._stopping_since is None or self.begin_anew:
+            elif self._asked_since is None:
+                self._asked_since = time.monotonic()
+                # A signal during a restart for changed code ends the command.
                 self.begin_anew = False
                 self._stop()
-            elif time.monotonic() - self._stopping_since > SAME_REQUEST_SECONDS:
+            elif time.monotonic() - self._asked_since > SAME_REQUEST_SECONDS:
                 # This is the second request to stop: listeners are not waited for.
                 logger.warning("Stopping immediately", extra={"rmq_event": "forced"})
                 self._worst = self._worst or FORCED

@@ -140,7 +140,10 @@ def _settle_for(topics: list[Topic], notes: SharedNotes) -> int:
             changed = broker.run(read_changed_limits())
         served = [limited(connections.with_present_slots(topic), changed.get(topic.name)) for topic in topics]
         settled = settle(broker, served, notes)
-        return_permits(broker, served, notes.owner)
+        _log_settled(settled)
+        # What is settled stays settled. The permits then end with their lease, too.
+        with suppress(RmqError):
+            return_permits(broker, served, notes.owner)
     finally:
         try:
             # The session ends even if settling failed, so that other workers need not wait until it expires.
@@ -151,7 +154,6 @@ def _settle_for(topics: list[Topic], notes: SharedNotes) -> int:
                 notes.owner,
                 error,
             )
-    _log_settled(settled)
     return settled.count("released")
 
 

@@ -217,7 +217,11 @@ def test_the_log_of_a_death_names_topics_and_messages_and_what_had_not_begun(
                 )
     settled = settle(broker, [OTHER, PLAIN], notes)
     monkeypatch.setattr(worker_process, "settle", lambda *_: settled)
-    monkeypatch.setattr(worker_process, "return_permits", lambda *_: None)
+
+    def refuse(*_: Any) -> None:
+        raise ServerUnavailable("the limits cannot be changed")
+
+    monkeypatch.setattr(worker_process, "return_permits", refuse)
     monkeypatch.setattr(coordinators, "end_session", lambda *_: None)
     monkeypatch.setattr(worker_process, "connections", SimpleNamespace(get_broker=lambda _: broker))
     with caplog.at_level("INFO", "django_rmq.consumer"):

@@ -42,7 +42,7 @@ _started = SyncToAsync.context_to_thread_executor.data  # type: ignore[attr-defi
 
 
 class SyncThreads:
-    """The threads of one worker. Used in its event loop only."""
+    """The threads of one worker. Its event loop uses them, beside a loop that hung and that it has replaced."""
 
     def __init__(self) -> None:
         self._idle: list[ThreadSensitiveContext] = []
@@ -54,7 +54,10 @@ class SyncThreads:
 
         async def call(argument: ListenerArgument) -> object:
             # The last one first, so that few threads and connections stay in use.
-            thread = self._idle.pop() if self._idle else ThreadSensitiveContext()
+            try:
+                thread = self._idle.pop()
+            except IndexError:
+                thread = ThreadSensitiveContext()
             SyncToAsync.thread_sensitive_context.set(thread)  # rule: shares_connections
             try:
                 await _run_in(thread, _begin_call)
@@ -81,9 +84,10 @@ class SyncThreads:
 
     def close(self) -> None:
         """Close the connections of the threads, and end these."""
-        for thread in self._idle:
-            _end(thread)
-        self._idle.clear()
+        # Another loop may take threads at the same time, but none that is about to end.
+        with suppress(IndexError):
+            while True:
+                _end(self._idle.pop())
 
 
 def _executor_of(thread: ThreadSensitiveContext) -> Executor | None:

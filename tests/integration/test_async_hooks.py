@@ -27,6 +27,7 @@ from django_rmq.core.model.replies import Delivery
 from django_rmq.core.model.topic import Topic, TopicType
 from django_rmq.observability import telemetry
 from django_rmq.signals import message_started
+from django_rmq.worker import listener_hooks
 from django_rmq.worker.listener_hooks import SyncThreads
 from django_rmq.worker.listener_registry import isolated, listener, listeners
 
@@ -124,6 +125,28 @@ def test_at_the_end_each_thread_closes_its_connections_and_ends(monkeypatch: pyt
     for each in ended:
         each.join(10)
     assert closed == [used]
+
+
+def test_a_call_in_another_loop_takes_no_thread_that_ends(
+    threads: SyncThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop that hung ends while its successor serves calls."""
+    end, used = listener_hooks._end, list[int]()
+
+    async def listen(message: Message) -> int:
+        return await sync_to_async(threading.get_ident)()
+
+    def end_beside_a_call(thread: Any) -> None:
+        end(thread)
+        if len(used) == 1:
+            used.extend(together(call, 1))
+
+    call = threads.around(TOPIC, listen)
+    used += together(call, 1)
+    monkeypatch.setattr(listener_hooks, "_end", end_beside_a_call)
+    threads.close()
+    assert len(used) == 2
+    assert not threads._idle
 
 
 def test_a_call_cancelled_twice_leaves_its_thread_to_what_runs_there_and_the_thread_ends(

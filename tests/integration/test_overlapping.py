@@ -504,6 +504,29 @@ def test_what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin() -> 
     assert seen.most == 0
 
 
+def test_what_waits_behind_a_batch_that_cannot_begin_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox, slot, failed = SimpleQueue[Any](), ConsumedSlot(TOPIC, 0, 0), list[bytes]()
+    begin = async_executor.AsyncBatch
+
+    def fail_once(batch: Batch, *rest: Any) -> Any:
+        if not failed:
+            failed.append(batch.messages[0].delivery.member)
+            raise MemoryError
+        return begin(batch, *rest)
+
+    monkeypatch.setattr(async_executor, "AsyncBatch", fail_once)
+    thread = executor(inbox)
+    for member in (b"1", b"2"):
+        thread.put(a_batch(slot, sleeping(Seen(), 0), [member]))
+    thread.start()
+    reports = [inbox.get(timeout=LONG) for _ in range(2)]
+    assert failed == [b"1"]
+    assert [report.committed for report in reports] == [[], [b"2"]]
+    thread.stop()
+    thread.join(LONG)
+    assert not thread.is_alive()
+
+
 def test_a_batch_whose_hook_fails_is_run_all_the_same() -> None:
     def fails(*_: Any) -> Any:
         raise RuntimeError("a hook")

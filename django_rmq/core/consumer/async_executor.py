@@ -334,6 +334,8 @@ class AsyncExecutor(Executor):
             self._failed(batch, error)
             with self._lock:
                 self._turns.ended(batch)
+            # What waited for its turn may begin.
+            self._wake()
             return
         self._active[batch] = batch.async_run = steps
         asyncio.get_running_loop().create_task(steps.run()).add_done_callback(partial(self._ended, batch))

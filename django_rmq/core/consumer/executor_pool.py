@@ -241,7 +241,8 @@ class ExecutorPool:
             return self._free.pop()
         index = next(self._unused, None)
         if index is None:
-            raise RuntimeError(f"{SPARE} listeners that exceeded MAX_RUNTIME are still running")
+            running = len(self._hanging)
+            raise RuntimeError(f"{running} listeners that exceeded MAX_RUNTIME are still running")
         return self._notes.thread(index)
 
     def free_marks(self) -> None:

@@ -128,6 +128,9 @@ class MessageGone(LostRace):
 class SlotMoved(LostRace):
     """The topic now has another slot count; reload its definition and try again."""
 
+    slots: int | None = None
+    """The slot count that the slot has, if the slot itself has refused a call."""
+
 
 class TopicFull(LostRace):
     """The slot holds its share of ``MAX_BACKLOG``, or the message all its bodies; nothing was written. Try again later."""

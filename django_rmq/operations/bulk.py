@@ -11,7 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from django_rmq.core.commands import inspect, operate
@@ -20,7 +20,7 @@ from django_rmq.core.commands.script_call import Call
 from django_rmq.core.model.bounds import abbreviated, is_number
 from django_rmq.core.model.replies import Entry
 from django_rmq.core.model.topic import Topic
-from django_rmq.exceptions import InvalidRequest, RmqError, ServerTrouble
+from django_rmq.exceptions import InvalidRequest, RmqError, ServerTrouble, SlotMoved
 from django_rmq.operations.filters import Filter, call_for_page, compares, selects
 
 
@@ -304,8 +304,13 @@ def _act_in_slots(
 ) -> None:
     """Perform the call on members by slot, and count the outcomes."""
     asked = [(slot, members) for slot, members in members_of_slots if members]
-    calls = [call_of(topic, slot, members) for slot, members in asked]
-    for (slot, members), answer in zip(asked, run(broker, calls), strict=True):
+    answers = list(run(broker, [call_of(topic, slot, members) for slot, members in asked]))
+    # While the topic is being re-slotted, a slot has either slot count.
+    moved = [at for at, answer in enumerate(answers) if isinstance(answer, SlotMoved) and answer.slots]
+    again = [call_of(replace(topic, slots=answers[at].slots), *asked[at]) for at in moved]
+    for at, answer in zip(moved, run(broker, again) if again else (), strict=True):
+        answers[at] = answer
+    for (slot, members), answer in zip(asked, answers, strict=True):
         if isinstance(answer, RmqError):
             tally.failed(slot, answer, len(members))
         else:

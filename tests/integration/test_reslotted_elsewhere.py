@@ -309,6 +309,20 @@ def test_dead_messages_are_replayed_while_their_topic_is_re_slotted(before: int,
     assert {message_status("prices", {"edited": one}).state for one in sent[10:]} == {"waiting"}
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 16), (16, 2)])
+def test_all_dead_messages_are_replayed_while_their_topic_is_re_slotted(before: int, after: int) -> None:
+    if before != 2:
+        reslot("prices", before)
+        connections.refresh_definitions(at_once=True)
+    shell().bury("prices", send_prices())
+    broker = get_broker()
+    begun = reslotting.begin(broker, get_config().topics["prices"], after)
+    assert begun is not None
+    reslotting.move(broker, begun, [0])
+    connections.refresh_definitions(at_once=True)
+    assert shell().replay_all("prices").result().outcomes == {"replayed": len(BODIES)}
+
+
 def test_a_replay_says_that_a_slot_was_re_slotted_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
     (sent,) = send_prices(1)
     shell().bury("prices", [sent])

@@ -258,7 +258,9 @@ def words(count: int) -> Callable[[Reply], list[str]]:
 def moved(reply: list[Reply]) -> None:
     """Raise ``SlotMoved`` if the slot's topic now has another slot count."""
     if reply and reply[0] == b"moved":
-        raise SlotMoved(f"the topic now has {text(reply[1])} slots")
+        error = SlotMoved(f"the topic now has {text(reply[1])} slots")
+        error.slots = int(reply[1])
+        raise error
 
 
 _COMMANDS = {

@@ -150,7 +150,7 @@ def test_what_was_done_is_committed_what_ran_is_charged_and_what_had_not_begun_i
     assert (sum(ledger["failed"] for ledger in ledgers), ledgers[1]["expired"]) == (0, 1)
 
 
-@pytest.mark.parametrize("lost", ["run_all", "all_held"])
+@pytest.mark.parametrize("lost", ["heads", "list_held", "all_held"])
 def test_the_topics_of_a_node_that_does_not_answer_keep_no_other_from_being_settled(
     notes: SharedNotes, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
@@ -168,10 +168,12 @@ def test_the_topics_of_a_node_that_does_not_answer_keep_no_other_from_being_sett
             raise error
         return fetch.all_held(broker, topic, *rest)
 
-    if lost == "run_all":
-        monkeypatch.setattr(unserved_topics, "run_all", run_all)
-    else:
-        monkeypatch.setattr(crash_recovery, "all_held", all_held)
+    of_module, name, function = {
+        "heads": (unserved_topics, "run_all", run_all),
+        "list_held": (crash_recovery, "run_all", run_all),
+        "all_held": (crash_recovery, "all_held", all_held),
+    }[lost]
+    monkeypatch.setattr(of_module, name, function)
     error: RmqError = NodeUnavailable("no answer")
     assert ends(settle(broker, [OTHER, PLAIN], notes)) == {"released": 3}
     error = ServerUnavailable("no answer")

@@ -128,13 +128,13 @@ def _settle_some(
     asked: list[tuple[Ending, int, Sequence[bytes]]] = []
     calls = [fetch.list_held(topic, slot, owner) for slot in slots]
     for slot, first in zip(slots, run_all(broker, calls), strict=True):
-        # A slot that cannot be read is left to its time-outs, so that the others are settled.
-        if isinstance(first, RmqError) or not first:
-            continue
         to_tell: defaultdict[tuple[int, Ending], list[bytes]] = defaultdict(list)
         try:
-            held = all_held(broker, topic, slot, owner, first)
+            if isinstance(first, RmqError):
+                raise first
+            held = all_held(broker, topic, slot, owner, first) if first else []
         except RmqError as error:
+            # A slot that cannot be read is left to its time-outs, so that the others are settled.
             if concerns_all(error):
                 raise
             continue

@@ -23,9 +23,9 @@ class DjangoRmqConfig(AppConfig):
             open_transactions,
         )
         from django_rmq.conf import get_config
-        from django_rmq.core import log
+        from django_rmq.core import redaction
 
-        log.redaction = log.RedactionRules(
+        redaction.rules = redaction.RedactionRules(
             _sealed_id, lambda topic: get_config().admin.formatter_of(topic) is not None
         )
         # Sends of coroutines ask whether a transaction is open. ``open_transactions`` notes each connection that opens after

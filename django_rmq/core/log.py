@@ -1,7 +1,6 @@
-"""What all processes log with: a logger that never raises, a throttle for repeated errors, and the names of worker and message.
+"""What all processes log with: a logger that never raises, a throttle for repeated errors, and the worker's id in each line.
 
-The name of a message reveals nothing of it. The core knows no settings, so ``django_rmq.apps`` sets ``redaction``, which also
-says whose contents may be shown. The texts of errors are left out by ``consumer.failures``.
+How a line names a message, and whether it may show what a message contains, is decided in ``redaction``.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from django_rmq.exceptions import LostRace, ServerRefused, ServerTrouble
 
@@ -150,28 +148,3 @@ class WorkerFilter(logging.Filter):
         """Set ``rmq_worker`` of a line, and let it through."""
         record.rmq_worker = _worker[:SHOWN]
         return True
-
-
-class RedactionRules(NamedTuple):
-    """The rules in force. Without Django, messages are named by their slot alone and nothing is hidden."""
-
-    name: Callable[[str, int, bytes], str] = lambda topic, slot, member: f"{slot}~"
-    """Makes an id from topic, slot and member that reveals nothing of the message."""
-    hides: Callable[[str], bool] = lambda topic: False
-    """Whether the contents of a topic's messages are hidden, and with them errors, which quote the contents."""
-
-
-redaction = RedactionRules()
-
-
-def opaque_name(topic: str, slot: int, member: bytes) -> str:
-    """Return an id that reveals nothing of the message. Never raises, because it is called while a failure is handled."""
-    try:
-        return redaction.name(topic, slot, member)
-    except Exception:  # noqa: BLE001 - settings without a secret key, say
-        return f"{slot}~"
-
-
-def hides_contents(topic: str) -> bool:
-    """Return whether the contents of the messages of ``topic`` are hidden, and with them errors, which quote the contents."""
-    return redaction.hides(topic)

@@ -20,11 +20,12 @@ from django.db import connections as databases
 
 from django_rmq import open_transactions, signals
 from django_rmq.conf import get_config
-from django_rmq.core.log import LogThrottle, hides_contents, safe_logger
+from django_rmq.core.log import LogThrottle, safe_logger
 from django_rmq.core.model.delivered_message import ListenerArgument, ListenerFunction, Message
 from django_rmq.core.model.replies import Failure, error_class
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.redaction import hides_contents
 from django_rmq.core.threads import start_daemon
 from django_rmq.observability import stream, telemetry
 

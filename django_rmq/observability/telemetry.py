@@ -32,13 +32,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from django_rmq.conf import Config, get_config
-from django_rmq.core.log import hides_contents, opaque_name
 from django_rmq.core.model import redis_url
 from django_rmq.core.model.delivered_message import ListenerArgument, ListenerFunction, Message
 from django_rmq.core.model.envelope import key_of
 from django_rmq.core.model.send_results import SendResult
 from django_rmq.core.model.topic import Topic
 from django_rmq.core.producer.placement import MAX_HEADER_BYTES, SendOptions
+from django_rmq.core.redaction import hides_contents, opaque_name
 from django_rmq.exceptions import CallerError, RmqError, TopicFull
 from django_rmq.observability import CommitObservation, Created, SendObservation, count_sent
 

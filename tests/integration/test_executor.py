@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core import log
+from django_rmq.core import log, redaction
 from django_rmq.core.clock import uptime
 from django_rmq.core.consumer import batch_run
 from django_rmq.core.consumer import failures as outcome_log
@@ -280,7 +280,7 @@ def test_at_debug_each_message_that_is_done_or_fails_has_a_line(caplog: pytest.L
 def test_of_a_redacted_topic_no_error_is_quoted_and_no_frame_is_held(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "redaction", log.RedactionRules(sealed_id, {"prices"}.__contains__))
+    monkeypatch.setattr(redaction, "rules", redaction.RedactionRules(sealed_id, {"prices"}.__contains__))
     cause = KeyError("S3CRET cause")
     error = LookupError("S3CRET\nS3CRET")
     error.__cause__ = cause
@@ -305,7 +305,7 @@ def test_a_failure_is_settled_where_messages_cannot_be_named(monkeypatch: pytest
     def no_secret(*_: object) -> str:
         raise ValueError("no secret key")
 
-    monkeypatch.setattr(log, "redaction", log.RedactionRules(no_secret))
+    monkeypatch.setattr(redaction, "rules", redaction.RedactionRules(no_secret))
     assert message(b"1").name == "3~"
     outcome(raising(ValueError()))
 

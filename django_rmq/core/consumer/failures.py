@@ -18,11 +18,12 @@ import logging
 import traceback
 from collections.abc import Sequence
 
-from django_rmq.core.log import LogThrottle, counted, hides_contents, opaque_name, safe_logger
+from django_rmq.core.log import LogThrottle, counted, safe_logger
 from django_rmq.core.model.bounds import delay_ms
 from django_rmq.core.model.delivered_message import Message
 from django_rmq.core.model.replies import Failure, cut_error, error_class
 from django_rmq.core.model.topic import Topic
+from django_rmq.core.redaction import hides_contents, opaque_name
 from django_rmq.exceptions import Reject, Retry
 
 logger = safe_logger("django_rmq.consumer")

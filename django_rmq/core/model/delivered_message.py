@@ -13,13 +13,13 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
-from django_rmq.core.log import opaque_name
 from django_rmq.core.model.body_codec import decode_body
 from django_rmq.core.model.bounds import abbreviated, is_number
 from django_rmq.core.model.envelope import Envelope, content_of, key_of, raw_body
 from django_rmq.core.model.replies import MAX_TEXT, Delivery, Failure, cut_error
 from django_rmq.core.model.scores import due_of, priority_of
 from django_rmq.core.model.topic import BodyType, Topic
+from django_rmq.core.redaction import opaque_name
 from django_rmq.core.threads import call_in_thread
 from django_rmq.durations import Duration
 from django_rmq.exceptions import InvalidBody, ServerTrouble, retry_seconds

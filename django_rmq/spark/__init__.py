@@ -2,6 +2,6 @@
 
 (RMQ is this queue on Redis, not RabbitMQ.) Nothing here imports Django but ``pipelines``, which no other module
 imports: executors need the rest of this package, redis-py and pyarrow. The definition of a topic comes from Redis.
-``source`` is the entry point. Only it and the modules that it imports import PySpark; ``source_options``,
-``broker_connection`` and ``java``, which also opens sessions, do not.
+``source`` is the entry point. ``source_options``, ``broker_connection`` and ``java``, which also opens sessions, do not import
+PySpark.
 """

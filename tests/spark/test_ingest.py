@@ -18,7 +18,8 @@ from django_rmq.core.model.body_codec import encode_json
 from django_rmq.core.model.topic import TopicType
 from django_rmq.core.producer.placement import slot_of
 from django_rmq.exceptions import LostRace
-from django_rmq.spark.pipelines.ingest import Pieces, encoded, fingerprint, without_password
+from django_rmq.spark.json_bodies import encode_rows
+from django_rmq.spark.pipelines.ingest import Pieces, fingerprint, without_password
 from tests.spark.conftest import MakeQueue, Run, bury, refused_in, topic, waiting
 from tests.support.brokers import Broker
 from tests.support.workers import total
@@ -144,7 +145,7 @@ def test_values_are_written_as_every_other_send_writes_them(spark: Any, queue: M
             topic.write(frame, bodyColumns=",".join(frame.columns), timeRange="1h")
             stored = set(topic.scores())
             assert len(stored) == frame.count()
-            topic.write(encoded(frame, {}, value=None, select=[]), timeRange="1h")
+            topic.write(encode_rows(frame, {}, value=None, select=[]), timeRange="1h")
             assert set(topic.scores()) == stored
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
@@ -198,7 +199,7 @@ def test_decimals_are_the_text_that_every_other_send_writes(spark: Any, ansi: st
     before = spark.conf.get("spark.sql.ansi.enabled")
     spark.conf.set("spark.sql.ansi.enabled", ansi)
     try:
-        bodies = [row.value for row in encoded(rows, {}, value=None, select=[]).collect()]
+        bodies = [row.value for row in encode_rows(rows, {}, value=None, select=[]).collect()]
     finally:
         spark.conf.set("spark.sql.ansi.enabled", before)
     assert bodies == [encode_json(row.asDict(recursive=True)).decode() for row in rows.collect()]

@@ -30,32 +30,37 @@ from django_rmq.core.model.topic import Topic
 _new_delivery: Callable[[tuple[object, ...]], Delivery] = partial(tuple.__new__, Delivery)
 
 _ABSENT: tuple[Reply, ...] = (None, None, None, None, None, None, b"", b"", b"", None)
-"""What the answer of ``prepare`` lacks, by its place: retries left, envelopes, whether a suspect came, and a time-out."""
+"""What stands for the parts that an answer of ``prepare`` may lack at its end, each at its place: the last four."""
+
+_ALONE, _BESIDE = 1, 0
+"""What a delivery has for company: nothing else in flight and no failures in its slot, or something else in flight."""
 
 
 def _prepared(max_retries: int) -> Callable[[Reply], Prepared]:
     def parse(reply: list[Reply]) -> Prepared:
         word = reply[0]
         if word == b"ok":
-            rows, lefts, envelopes, suspect, timeout = [*reply[5:], *_ABSENT[len(reply) :]]
+            # As the header of the script lists them (``lua/slot/fetch.lua``).
+            _, due, sleeping_until, receipt, company, rows, lefts, envelopes, suspect, timeout = [
+                *reply,
+                *_ABSENT[len(reply) :],
+            ]
             members, scores = rows[::2], map(float, rows[1::2])
             bodies = [envelope or None for envelope in envelopes] if envelopes else repeat(None)
             # ``repeat`` never ends, so a strict ``zip`` would raise an error.
             rows = zip(members, scores, lefts or repeat(max_retries), bodies, strict=False)
             deliveries = list(map(_new_delivery, rows))
-            due, receipt, is_suspect = moment(reply[1]), int(reply[3]), suspect == b"suspect"
-            is_plain = not (lefts or envelopes)
             return Prepared(
                 "ok",
-                due,
-                receipt,
+                moment(due),
+                int(receipt),
                 deliveries,
-                is_suspect=is_suspect,
+                is_suspect=suspect == b"suspect",
                 timeout=timeout,
-                is_plain=is_plain,
-                is_alone=reply[4] == 1,
-                is_beside=reply[4] == 0,
-                sleeping_until=moment(reply[2]),
+                is_plain=not (lefts or envelopes),
+                is_alone=company == _ALONE,
+                is_beside=company == _BESIDE,
+                sleeping_until=moment(sleeping_until),
             )
         if word == b"more":
             return Prepared("more", moment(reply[1]), cursor=(reply[2].decode(), reply[3]))

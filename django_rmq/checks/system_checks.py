@@ -6,7 +6,8 @@ package registers the checks. What some of them report is found elsewhere:
 ==================================================  =================================================
 id                                                  where it is found
 ==================================================  =================================================
-E001, E003: types and ranges of values              each module of ``conf`` that reads a section, most
+E001, E003: types and ranges of values              ``conf.topic_settings`` for topics, otherwise the
+                                                    module of ``conf`` that reads the section; most
                                                     by ``conf.known_keys`` and ``conf.parsers``
 E002: unknown keys                                  ``conf.known_keys``
 E105: durations that may be in ms                   ``conf.parsers``

@@ -1,4 +1,4 @@
-"""When a row of the outbox is deleted: as soon as Redis has its message, or a newer state of the same message.
+"""When a row of the outbox is deleted, by a send or by ``relay``: once Redis has its message, or a newer state of it.
 
 ``OutboxSend`` and ``DirectSend`` go with one trip to Redis: they read rows before it, and delete rows after it. ``relay``
 deletes the rows that it sends by the same rule, ``may_be_deleted``.

@@ -1,4 +1,4 @@
-"""The relay: it sends the messages of rows that a process left in the outbox, oldest first, and deletes the rows.
+"""The relay: it sends the messages of rows that a process left in the outbox, oldest first; ``deletion`` says when a row goes.
 
 Several relays may run. One step holds all rows of the messages that it sends until Redis has answered, so a row is sent
 after every older row of its message that another relay holds. A step passes over the rows that others hold, so relays
@@ -6,7 +6,7 @@ share the work, and one that stands still stops none of the others. Where the da
 holds what its first write locks: the rows, or with SQLite the file. An error of the database or of Redis ends the step, and
 ``core.duties`` begins the relay again after some seconds.
 
-``merged_rows`` turns the rows of one message into what is sent. ``deletion`` decides when a row may be deleted.
+``merged_rows`` turns the rows of one message into what is sent.
 """
 
 from __future__ import annotations

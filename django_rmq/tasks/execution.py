@@ -1,8 +1,11 @@
-"""Execution of tasks: the listeners of their topics, and the records of their attempts.
+"""Execution of tasks: the listeners of their topics, the records of their attempts, and the signals and log lines about them.
 
 The number of attempts must survive the death of a worker, and a program may ask for the state of a long task. So a
 running task is recorded in Redis, unless it ends within milliseconds; its end is recorded in any case, before its message is
 acknowledged. ``tasks.record_writer`` writes the records.
+
+The framework's signals (``task_started``, ``task_finished``) are sent here, as its own backends do. The receivers that it has for
+them write to the log: a filter on its loggers, ``_agree``, gives their lines the same fields as those of the worker.
 
 ``release`` is the listener of tasks that wait for their time: it sends them to their queue. ``tasks.backend``
 enqueues tasks, and ``tasks.task_status`` reads the records.

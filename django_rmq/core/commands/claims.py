@@ -186,4 +186,5 @@ def report_loss(topic: Topic, consumer: str, claim: str) -> Call[int]:
 
 def count_consumers(topic: Topic, slot: int) -> Call[int]:
     """Return how many Spark consumers a slot remembers: at most 1,000, for thirty days after their last claim."""
+    # The fields of the slot's key ``claims`` are the consumers. ``script_call`` has the key of each plain command.
     return RedisCommand("HLEN", AtSlot(topic, slot), (), int)

@@ -1,6 +1,6 @@
-"""Calls about what is kept under a name for a while: answers to requests that run only once, and results of tasks.
+"""Calls about two results that are kept for a while: the answer to a request that runs only once, and the state of a task.
 
-``operations.sends`` decides which requests run once, ``tasks.execution`` when a result is stored.
+``operations.sends`` decides which requests run once, ``tasks.execution`` when the state of a task is stored.
 """
 
 from __future__ import annotations

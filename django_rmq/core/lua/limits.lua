@@ -1,4 +1,6 @@
--- Limits that hold over all workers: rates, and permits for messages in flight.
+-- Limits over all processes, of two kinds: what the workers of a topic deliver (`allow`: MAX_RATE and MAX_IN_FLIGHT), and what
+-- an actor sends (`spend`: SEND_RATE and SEND_BYTES of the setting API, charged by operations/sends). The MAX_RATE of a slot is
+-- fetch.slot_rate.
 --
 -- KEY limits  HASH  `empty`, which says how full the bucket is; worker -> its permits
 -- KEY bucket  HASH  `empty`
@@ -59,7 +61,8 @@ if in_flight > 0 then
     end
   end
   if wanted > 0 then crew[#crew + 1] = { ours, wanted } end
-  -- A worker that wants less than an even share gets all it wants. The others share the rest.
+  -- A worker that wants less than an even share gets all it wants. The others, `equals` of them, share the rest evenly: `share`
+  -- each, and one more for `over` of them. `rank` is the place of this worker among the equals, in the order of their names.
   table.sort(crew, function(a, b)
     if a[2] ~= b[2] then return a[2] < b[2] end
     return a[1] < b[1]
@@ -68,7 +71,6 @@ if in_flight > 0 then
   for i = 1, #crew do
     share = math.floor(left / (#crew - i + 1))
     if crew[i][2] > share then
-      -- The remainder of the division rotates, for two seconds each.
       equals, over = #crew - i + 1, left - share * (#crew - i + 1)
       for j = i, #crew do
         if crew[j][1] < ours then rank = rank + 1 end
@@ -80,7 +82,9 @@ if in_flight > 0 then
   local fair = wanted
   if equals > 0 and wanted > share then
     fair = share
-    -- A varying pause, so that calls do not fall into step with messages that take equally long.
+    -- Which of the equals get one more changes every two seconds. `turn` is a number from 0 to 255 that looks random: the count
+    -- of these two seconds times 65,536 / 1.618 (a multiplicative hash), of whose last 16 bits the upper 8 are taken. If the
+    -- turns were in order, they could fall into step with messages that take equally long.
     local turn = math.floor(math.floor(now_s / 2) * 40503 % 65536 / 256)
     if (rank + turn) % equals < over then fair = share + 1 end
   end

@@ -1,6 +1,7 @@
 """The ledger of a slot, and the equations that it must satisfy: no message is lost or counted twice.
 
-The equations are those of ``docs/state_machine.md``. The scripts count; this module only compares.
+The scripts count, as by ``count('dropped')`` in ``core/lua/slot``. This module only compares. The equations are those of
+``docs/state_machine.md``, whose section on the ledger says what the names mean that are not those of transitions.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Ledger:
 
     @property
     def dead_drift(self) -> int:
+        """The number of messages in Dead minus the number that died and have not left it."""
         came = self._sum("died", "lapsed", "moved_dead_in", "restored_dead")
         went = self._sum(
             "dead_merged", "revived", "replay_merged", "removed_dead", "purged_dead", "moved_dead_out"
@@ -49,6 +51,7 @@ class Ledger:
 
     @property
     def delivery_drift(self) -> int:
+        """The number of deliveries that have ended or are in flight minus the number that began."""
         ended = self._sum(
             "committed", "cancelled", "failed", "expired", "released", "rejected", "ended_marked"
         )
@@ -56,10 +59,12 @@ class Ledger:
 
     @property
     def claim_drift(self) -> int:
+        """The number of messages that have left a claim or are in one minus the number that were claimed."""
         return self._sum("acked", "claim_returned") + self.claimed - self["claimed"]
 
     @property
     def balanced(self) -> bool:
+        """Whether all four equations hold."""
         return not (self.live_drift or self.dead_drift or self.delivery_drift or self.claim_drift)
 
     def __iter__(self) -> Iterator[tuple[str, int]]:

@@ -22,6 +22,7 @@ local function joined(older, newer)
   local behind, had = opened(older)
   local at, more = opened(newer)
   if not (behind and at) then return newer end
+  -- Behind the line feed at `at` the number takes 9 digits and a space, so the bodies begin at `at` + 11.
   return string.sub(newer, 1, at) .. string.format('%09d ', had + more) .. string.sub(older, behind + 11)
     .. string.sub(newer, at + 11)
 end
@@ -30,6 +31,8 @@ local function join(member, older)
   local newer = collects(older) and redis.call('HGET', body, member)
   if collects(newer) then redis.call('HSET', body, member, joined(older, newer)) end -- rule: collected_bodies_dropped
 end
+-- Read the body of a death record: `die` in _deaths writes it, behind a head of one line and the error, and Death.parse in
+-- core/model/replies.py reads it. The head ends with the length of the error, and 1 if there is a body.
 -- Returns nil for a death without a body, otherwise two values:
 --   the body,
 --   where it begins in the record.

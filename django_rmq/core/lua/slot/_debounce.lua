@@ -1,4 +1,5 @@
--- DEBOUNCE and MAX_WAIT: how far a further send puts off a message that waits. Rows of the outbox: outbox/merged_rows.
+-- DEBOUNCE and MAX_WAIT: how far a further send puts off a message that waits. _duplicates.merge decides that it puts it off;
+-- outbox/merged_rows does the same for rows of the outbox.
 
 -- section: debounce
 -- Debounce: with each send a message starts to wait again, until a deadline that is MAX_WAIT after its first send.

@@ -234,9 +234,13 @@ class Lease:
 
     def _renew(self) -> None:
         """Renew what is held, for as long as this process lives; Spark kills it with the query."""
+        due = time.monotonic()
         while True:
-            # Two renewals may fail in a row before the lease ends.
-            time.sleep(self._lease_ms / 3_000)
+            # Two renewals may fail in a row before the lease ends. A node that does not answer takes seconds of one, which
+            # does not put off the next.
+            now = time.monotonic()
+            due = max(due + self._lease_ms / 3_000, now)
+            time.sleep(due - now)
             # In a cluster the name and each slot may be on another node, so the error of one stops no other.
             for renew in (self._renew_all, self.identity.renew):
                 try:

@@ -236,6 +236,28 @@ def test_what_is_recorded_is_acknowledged_in_all_slots_that_can_be_reached(
     assert topic.total("acked") == 100
 
 
+def test_a_renewal_that_takes_long_does_not_put_off_the_next(
+    topic: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease, now = claims.Lease(topic.broker, topic.topic, 30_000), [0.0]
+    begun: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 100:
+            raise TimeoutError
+
+    def renew() -> None:
+        begun.append(now[0])
+        now[0] += 7 if len(begun) < 4 else 25
+
+    monkeypatch.setattr(claims, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(lease, "_renew_all", renew)
+    with pytest.raises(TimeoutError):
+        lease._renew()
+    assert begun == [10, 20, 30, 40, 65, 90]
+
+
 def test_slots_behind_a_node_that_takes_long_to_fail_are_given_up(
     topic: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

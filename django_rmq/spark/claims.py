@@ -247,6 +247,9 @@ class Lease:
                     renew()
                 except RmqError as error:
                     logger.warning("Cannot renew the claims of topic %s: %s", self._topic.name, error)
+                except Exception:
+                    # Without this thread all leases would end.
+                    logger.exception("Cannot renew the claims of topic %s", self._topic.name)
 
     def _renew_all(self) -> None:
         """Renew what is held in all slots that can be reached. Raises the error of another slot afterwards."""
@@ -271,7 +274,7 @@ class Lease:
         """Stop renewing in the slots of claims that have ended; warn if some of them were lost."""
         lost = 0
         reads = (claims.read_claim(self._topic, slot, self._holder, held[slot]) for slot in vanished)
-        for slot, claim in zip(vanished, attempt(self._broker, reads), strict=True):
+        for slot, claim in zip(vanished, each_reached(self._broker, reads), strict=True):
             if isinstance(claim, RmqError):
                 # The next renewal asks again.
                 continue

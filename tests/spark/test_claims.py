@@ -236,7 +236,7 @@ def test_what_is_recorded_is_acknowledged_in_all_slots_that_can_be_reached(
     assert topic.total("acked") == 100
 
 
-def test_a_renewal_that_takes_long_does_not_put_off_the_next(
+def test_a_renewal_that_takes_long_or_fails_in_any_way_does_not_put_off_the_next(
     topic: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease, now = claims.Lease(topic.broker, topic.topic, 30_000), [0.0]
@@ -250,6 +250,8 @@ def test_a_renewal_that_takes_long_does_not_put_off_the_next(
     def renew() -> None:
         begun.append(now[0])
         now[0] += 7 if len(begun) < 4 else 25
+        if len(begun) == 2:
+            raise ValueError("a value that nobody has foreseen")
 
     monkeypatch.setattr(claims, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     monkeypatch.setattr(lease, "_renew_all", renew)

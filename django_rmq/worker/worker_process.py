@@ -141,6 +141,8 @@ def _settle_for(topics: list[Topic], notes: SharedNotes) -> int:
         served = [limited(connections.with_present_slots(topic), changed.get(topic.name)) for topic in topics]
         settled = settle(broker, served, notes)
         _log_settled(settled)
+        if settled.trouble is not None:
+            raise settled.trouble
         # What is settled stays settled. The permits then end with their lease, too.
         with suppress(RmqError):
             return_permits(broker, served, notes.owner)

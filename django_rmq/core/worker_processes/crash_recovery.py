@@ -45,6 +45,8 @@ class RecoveryResult:
     """The messages of a dead worker that were settled: how many of which topic, and which they were."""
 
     def __init__(self) -> None:
+        self.trouble: RmqError | None = None
+        """The error that has ended the settling; what is left then times out."""
         self._counts: Counter[tuple[Ending, str]] = Counter()
         self._named: defaultdict[tuple[Ending, str], list[tuple[int, bytes]]] = defaultdict(list)
 
@@ -73,7 +75,8 @@ def settle(broker: Broker, topics: Sequence[Topic], notes: SharedNotes) -> Recov
     If the worker has ended itself because of HARD_TIMEOUT, only the messages that exceeded it are charged, and the
     others are released. Otherwise a message that was begun and is not done, or has failed, may have killed the process.
     It ends as timed out at once, because it no longer runs. Redis does not record who holds a message of a topic without
-    a gate, so these messages are left to the time-out. Raises ``ServerTrouble``.
+    a gate, so these messages are left to the time-out. An error of the whole server ends the settling; it is the ``trouble``
+    of the result.
     """
     owner, begun, overran = notes.owner, notes.begun(), notes.charged
     is_replaced = notes.end == HARD_TIMEOUT_EXCEEDED
@@ -94,8 +97,12 @@ def settle(broker: Broker, topics: Sequence[Topic], notes: SharedNotes) -> Recov
     for topic in topics if owner else ():
         if not topic.serial:
             continue
-        for slots in _in_flight(broker, topic, end):
-            _settle_some(broker, topic, slots, owner, ending_of, settled)
+        try:
+            for slots in _in_flight(broker, topic, end):
+                _settle_some(broker, topic, slots, owner, ending_of, settled)
+        except RmqError as error:
+            settled.trouble = error
+            break
     return settled
 
 

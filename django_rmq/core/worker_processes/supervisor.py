@@ -373,7 +373,7 @@ class Supervisor:
                     extra={"rmq_event": "given_back", "rmq_pid": pid, "rmq_messages": given},
                 )
         except RmqError as error:
-            logger.warning("The messages of process %d will time out: %s", pid, error)
+            logger.warning("Messages of process %d will time out: %s", pid, error)
             # Each attempt waits for the server for some seconds. If all processes end because of it, the service manager
             # would kill the parent before its last attempt.
             self._gives_back = self._stopping_since is None or not isinstance(error, ServerTrouble)

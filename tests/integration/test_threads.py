@@ -347,6 +347,7 @@ def test_a_successor_shares_no_marks_with_a_thread_that_hangs(
         assert kept.begun()[_mark(running)] is False, "it runs, whatever others write"
         end.set()
         worker.dispatcher.stop()
+    assert worker.dispatcher._in_flight.load == pytest.approx([0.0])
 
 
 def _mark(message: Message) -> int:

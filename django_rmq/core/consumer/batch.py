@@ -304,7 +304,6 @@ class InFlight:
             return False
         batch.slot.batches -= 1
         self.messages -= len(batch.messages)
-        # The load of an executor that was given up is that of its successor.
-        if batch.thread is not None and not batch.thread.hangs:
+        if batch.thread is not None:
             self.load[batch.thread.index] -= batch.cost
         return True

@@ -319,6 +319,8 @@ class ThreadReplacer:
         self.clear_dead()
         for batch in [batch for batch in self.in_flight.batches.values() if batch.thread is thread]:
             self.router.give_back(batch)
+            batch.cost = 0.0
+        # From now on this is the load of the successor, and what has not ended is no part of it.
         self.in_flight.load[index] = 0.0
         self.pool.replace_thread(index)
 

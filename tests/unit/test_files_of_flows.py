@@ -21,8 +21,8 @@ from tests.support.commands import ROOT, output_of
 
 PACKAGE = f"{ROOT / 'django_rmq'}/"
 MOST = {
-    "send_message": 12,
-    "send_message in a transaction, and its commit": 13,
+    "send_message": 13,
+    "send_message in a transaction, and its commit": 14,
     "one delivery, in core/consumer": 17,
     "replay of a dead message in the admin": 15,
     "GET topics": 18,

@@ -492,7 +492,7 @@ def holds(failure: Failure | None) -> bool:
     """Return whether an outcome holds back the later messages of its batch, on a strict fifo topic: the message failed.
 
     Redis decides whether it is tried again or dies. If it dies, the later ones are delivered again at once. From one delivery to
-    the next, the slot is held by ``lua/slot/_one_at_a_time.lua`` (``strict``).
+    the next, the slot is held by ``lua/slot/_strict_order.lua``.
     """
     return failure is not None and failure.kind not in ("rejected", "cancelled")
 

@@ -4,9 +4,7 @@ Sends with the same topic, slot and member are one message. IDENTITY, an option 
 
 - "body": the bytes of the body. Equal bodies are equal bytes, because ``core.model.body_codec`` writes each value in one way
   only: ``{"a": 1, "b": 2}`` and ``{"b": 2, "a": 1}`` are one message.
-- "key": the key (``keyed_member``). A send without a key draws a member of its own, so it is another message.
-
-``placement.built`` makes a message of each send, and takes the bytes of a body as its member without a call of this module.
+- "key": the key. A send without a key draws a member of its own, so it is another message.
 
 What becomes of a send whose message is there already is decided in Redis: ``lua/slot/_duplicates.lua`` says whether it is stored,
 merged or refused, and which of the two scores counts.
@@ -23,8 +21,10 @@ from django_rmq.core.model.topic import Topic
 from django_rmq.exceptions import InvalidMessage
 
 
-def keyed_member(topic: Topic, key: object) -> bytes:
-    """Return the member of a send to a keyed topic. Sends with the same one are one message."""
+def member_of_send(topic: Topic, raw: bytes, key: object) -> bytes:
+    """Return the member of a send with the encoded body ``raw``. Sends with the same one are one message."""
+    if topic.identity == "body":
+        return raw
     return draw_members(1)[0] if key is None and topic.is_fifo else check_key(key)
 
 

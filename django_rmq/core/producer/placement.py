@@ -1,7 +1,6 @@
 """The placement of a message: its body and its options, which are checked, become its slot and its score.
 
-Here times become milliseconds. ``identity`` says which sends are one message: it makes members of keys, and ``built`` takes the
-encoded body as the member on all other topics.
+Here times become milliseconds. ``identity`` says which sends are one message.
 
 The rule by which a message has its slot is ``slot_crc`` and ``slot_of_crc``. It is written again only where it is computed for
 many messages at once: in ``bulk_send`` and ``spark.bulk_write``. Here nothing contacts a server: ``producer`` sends.
@@ -41,7 +40,7 @@ from django_rmq.core.model.envelope import (
 )
 from django_rmq.core.model.scores import LAST_RETRY
 from django_rmq.core.model.topic import SCORE_OPTIONS, Definition, Topic, TopicType, slot_counts
-from django_rmq.core.producer.identity import keyed_member
+from django_rmq.core.producer.identity import member_of_send
 from django_rmq.durations import AmbiguousDuration, Duration, InvalidDuration, milliseconds, parse_duration
 from django_rmq.exceptions import InvalidBody, InvalidMessage
 
@@ -393,8 +392,7 @@ def built(places: Placement, topic: Topic, body: object, options: SendOptions) -
                 f"topic {topic.name} has IDENTITY 'body': key, headers, expires, max_retries and timeout require "
                 "IDENTITY 'key', because equal bodies merge into one message"
             )
-        # The bytes of the body are the member (``identity``).
-        return places.outgoing(topic, basis, raw, score)
+        return places.outgoing(topic, basis, member_of_send(topic, raw, key), score)
     content = Envelope(
         raw,
         0 if expires is None else check_fixed_time(expires, name="expires"),
@@ -405,7 +403,7 @@ def built(places: Placement, topic: Topic, body: object, options: SendOptions) -
         None if retries is None else check_max_retries(topic, retries),
         None if timeout is None else check_timeout(topic, timeout),
     )
-    member = keyed_member(topic, key)
+    member = member_of_send(topic, raw, key)
     envelope = encode_envelope(content)
     # Scripts look for expiries and limits beside the member only.
     if is_alone and expires is retries is timeout is None and len(envelope) <= LARGEST_HELD:

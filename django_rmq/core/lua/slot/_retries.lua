@@ -3,7 +3,7 @@
 --
 -- How many it has at first is `Topic.max_retries` (core/model/topic.py), or its own limit if that is lower (`own_limits`, in
 -- Python `Topic.retries_of`). A rest that the listener or a BACKOFF function gives is computed in core/consumer/failures. What a
--- failed message of a fifo topic holds back is decided in _one_at_a_time (`strict`), and within its delivery in
+-- failed message of a fifo topic holds back is decided in _strict_order, and within its delivery in
 -- core/consumer/batch_run (`holds`).
 
 -- section: own_limits

@@ -114,6 +114,7 @@ local comes_back = state == 'lost' or state == 'returned'
 -- rule: claim_before_the_last_has_ended
 if ours and number > newest then return answer(comes_back and 'busy' or 'unfinished') end -- rule: lost_claim_is_unfinished
 -- include: _one_at_a_time.for_claim
+-- include: _strict_order.for_claim
 -- While a re-slotting moves messages, nothing is delivered.
 if shut or known[6] then return answer('busy') end -- rule: claim_of_a_moving_slot
 if paused then return answer('paused') end -- rule: claim_of_a_paused_slot

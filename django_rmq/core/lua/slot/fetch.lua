@@ -131,6 +131,7 @@ end
 -- include: _sleep.next_due
 -- include: _choice.choose
 -- include: _one_at_a_time.for_delivery
+-- include: _strict_order.for_delivery
 -- While a re-slotting moves messages, nothing is delivered.
 if shut or moving then return idle('busy', next_due(false), GATE) end -- rule: shut_slots_hand_out
 if paused then return idle('paused', next_due(false), nil) end -- rule: paused_hands_out

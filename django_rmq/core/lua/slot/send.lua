@@ -391,7 +391,7 @@ end
 -- section: fifo_places
 -- Places in the line of a fifo topic: milliseconds, and a sequence in steps of 1/1024, so that no two are equal.
 --
--- Whether a message waits for a failed one before it is decided by _one_at_a_time. Here messages that are due at once have the
+-- Whether a message waits for a failed one before it is decided by _strict_order. Here messages that are due at once have the
 -- lower half of a millisecond, those with a delay the upper one. A full half continues in the next millisecond.
 --
 -- needs: store retry prepare claim control last_place now_ms text_of

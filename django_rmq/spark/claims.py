@@ -534,7 +534,7 @@ class Claims:
         taken = 0
         stepped: set[int] = set()
         while left and taken < budget:
-            if 2 * taken >= budget and next(iter(left)) in stepped:
+            if 4 * taken >= budget and next(iter(left)) in stepped:
                 # A batch may be smaller than its limit, and the next one begins with whole steps again.
                 break
             asked = _trip(left, budget - taken)

@@ -477,10 +477,10 @@ def test_a_topic_of_many_slots_is_not_counted(begun: Any) -> None:
 @pytest.mark.parametrize(
     ("slots", "count", "budget", "taken"),
     [
-        pytest.param(2, 100_000, 30_000, [10_000, 10_000], id="a-step-of-each"),
-        pytest.param(2, 80_000, 30_000, [30_000], id="as-many-as-may-be-carried-back"),
-        pytest.param(1, 50_000, 22_000, [11_000], id="examined-until-half-is-there"),
-        pytest.param(1, 32_000, 22_000, [22_000], id="whole"),
+        pytest.param(2, 100_000, 30_000, [4_000, 4_000], id="a-step-of-each"),
+        pytest.param(2, 68_000, 30_000, [30_000], id="as-many-as-may-be-carried-back"),
+        pytest.param(1, 50_000, 22_000, [6_000], id="examined-until-a-quarter-is-there"),
+        pytest.param(1, 26_000, 22_000, [22_000], id="whole"),
     ],
 )
 def test_a_large_backlog_is_claimed_in_steps(

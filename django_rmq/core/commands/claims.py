@@ -55,7 +55,7 @@ def claim(
 ) -> Call[Claimed]:
     """Move up to ``limit`` messages into claim ``number`` of ``consumer``, after the slot's upkeep.
 
-    If messages have to be moved one by one, at most 10,000 are moved, or 1,000 if each has to be examined. A
+    If messages have to be moved one by one, at most 4,000 are moved, or 1,000 if each has to be examined. A
     repeated call with the number of an open claim takes more messages. After a lost reply, call
     ``read_claim``.
     """

@@ -111,7 +111,7 @@ SLOWEST, FASTEST = 1e-6, 1e6
 BATCH = 1_000
 """The maximum number of messages per script: it limits how long Redis is blocked, and unpack takes 7,000 values."""
 
-CLAIM_STEP = 10_000
+CLAIM_STEP = 4_000
 """The maximum number of messages that one script of a claim moves by commands of Redis: 0.6 to 1.4 µs each."""
 
 NEVER = (1 << 53) - 1

@@ -39,7 +39,7 @@ local timeout, max_retries, noted = tonumber(known[3] or timeout), tonumber(know
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 limit = math.max(1, limit)
 -- One script moves at most this many members by commands of Redis.
-local STEP = 10000
+local STEP = 4000
 local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _basics.now
 -- include: _scores.numbers

@@ -89,9 +89,11 @@ class RoundTrips:
             return self.planner.ask_limits()
         if round_trip is not None:
             self.receive(round_trip)
+        # While a fetch is under way, nobody knows how many permits it will use.
+        is_alone = round_trip is None or self.planner.capacity.is_limited  # rule: asks_limits_while_it_fetches
         if sent is not None and self._may_rest(sent):
             self.answer_due = time.monotonic() + ANSWER_SECONDS
-        elif not self.planner.has_more:  # rule: asks_limits_while_it_fetches
+        elif is_alone and not self.planner.has_more:
             # No further slot waits, so no other trip could be packed while this one is under way.
             self.receive_rest()
         # The answer says which messages of the limited topics are in flight, unless it rests; then it is about others alone.

@@ -1,6 +1,7 @@
 """Who may use the API, and which topics each user may know of, over REST and in the admin.
 
-Actions need the same permissions as in the admin, which ``operations.authorization`` checks.
+How a client authenticates is decided by the project's ``REST_FRAMEWORK``. Actions need the same permissions as in the admin,
+which ``operations.authorization`` checks.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """The columns of a write: which a topic takes, which types they may have, and what becomes of their values.
 
+``writer.Target`` makes messages of rows, from these values.
 Durations (numbers of seconds, intervals, or text such as ``15m``) and instants (timestamps) become milliseconds. ``rows_of``
 returns the messages that ``Producer.build`` would make, without Python code for each row, where no row needs a look.
 

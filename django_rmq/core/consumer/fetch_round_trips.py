@@ -90,7 +90,9 @@ class RoundTrips:
         if round_trip is not None:
             self.receive(round_trip)
         # While a fetch is under way, nobody knows how many permits it will use.
-        is_alone = round_trip is None or self.planner.capacity.is_limited  # rule: asks_limits_while_it_fetches
+        is_alone = (
+            round_trip is None or self.planner.capacity.is_limited
+        )  # rule: asks_limits_while_it_fetches
         if sent is not None and self._may_rest(sent):
             self.answer_due = time.monotonic() + ANSWER_SECONDS
         elif is_alone and not self.planner.has_more:

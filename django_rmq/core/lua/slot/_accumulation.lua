@@ -1,6 +1,7 @@
 -- Topics with ACCUMULATE keep the bodies of merged sends in one envelope, which begins with an additional 0. Behind its head are
 -- the number of bodies in nine digits, a space, and for each body its length, a colon and the body. What becomes of a send to a
--- message that is full is decided in _duplicates.
+-- message that is full is decided in _duplicates. In Python core/model/envelope.py reads this form, and what a listener sees of it
+-- is in core/model/delivered_message.py.
 
 -- section: bodies
 -- Read and join the bodies of such an envelope.

@@ -1,8 +1,8 @@
 """The known keys of each section of the settings: unknown keys are refused here, and all problems of a section are found.
 
 A section is a dict of the settings, such as ``RMQ`` or the options of a topic. A class may declare its keys: each field is a
-``setting`` with the parser of the value. Reading goes on after a problem, so that all are found. Options that contradict each
-other are found where a section is read, as in ``topic_settings``.
+``setting`` with the parser of the value. The keys of topics are ``topic_settings.TOPIC_KEYS``. Reading goes on after a problem,
+so that all are found. Options that contradict each other are found where a section is read, as in ``topic_settings``.
 """
 
 from __future__ import annotations

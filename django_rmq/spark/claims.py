@@ -213,8 +213,9 @@ class Lease:
         """Begin to renew, at the first call."""
         with self._lock:
             if self._renewing is None:
-                self._renewing = threading.Thread(target=self._renew, name="rmq-claims", daemon=True)
-                self._renewing.start()
+                renewing = threading.Thread(target=self._renew, name="rmq-claims", daemon=True)
+                renewing.start()  # if the system has no thread left, the next call tries again
+                self._renewing = renewing
 
     def let_go(self, slot: int) -> None:
         """Stop renewing in a slot."""

@@ -271,7 +271,7 @@ def test_slots_behind_a_node_that_takes_long_to_fail_are_given_up(
         return [NodeUnavailable("away")] * len(calls)
 
     monkeypatch.setattr(broker_interface, "run_all", fail_slowly)
-    monkeypatch.setattr(claims, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(claims, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
     calls = (inspect.count(topic.topic, 0) for _ in range(1 << 20))
     with pytest.raises(NodeUnavailable):
         list(claims.each_reached(topic.broker, calls))

@@ -591,8 +591,9 @@ class Claims:
         sizes = {slot: max(1, count.due) for slot, count in counts.items()}
         total = sum(sizes.values())
         if total <= budget:
-            # This includes messages that came after the count, but takes no other slot's share for them.
-            more = min(BATCH, (budget - total) // len(slots))
+            # This includes messages that came after the count, but takes no other slot's share for them. With more, a round
+            # trip would ask fewer slots, of which most have only a few messages.
+            more = min(BATCH // 4, (budget - total) // len(slots))
             return {slot: size + more for slot, size in sizes.items()}
         if self._topic.is_priority:
             # In any order, because each part is rounded up, and nothing may be left for the last ones.

@@ -25,6 +25,7 @@ from django_rmq.spark.acknowledger import acknowledge
 from django_rmq.spark.stream_reader import StreamReader
 from tests.spark.conftest import MakeQueue, Queue
 from tests.spark.test_streaming import ALL, fail_all, first_batch, plan, reader, rows
+from tests.support.sends import counted_trips
 from tests.support.workers import eventually
 
 
@@ -276,6 +277,18 @@ def test_slots_behind_a_node_that_takes_long_to_fail_are_given_up(
     with pytest.raises(NodeUnavailable):
         list(claims.each_reached(topic.broker, calls))
     assert trips == [claims.SLOTS_AT_ONCE] * 3
+
+
+def test_a_round_trip_claims_from_many_slots_of_few_messages(
+    queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = queue(slots=64)
+    topic.send(list(range(320)))
+    source = reader(topic)
+    start = source.initialOffset()
+    with counted_trips(monkeypatch) as trips:
+        assert source.latestOffset(start, ALL)["rows"] == 320
+    assert 0 < sum("claim" in trip for trip in trips) <= 5
 
 
 def a_process() -> subprocess.Popen[bytes]:

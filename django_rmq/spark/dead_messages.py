@@ -98,7 +98,10 @@ def outcomes_of_rows(
     act: Callable[[Broker, Topic, RetryPolicy, Rows], list[str]],
     *columns: str,
 ) -> DataFrame:
-    """Return ``outcome, messages`` of the answers of ``act`` for each row, which waits for Redis as it is told."""
+    """Return ``outcome, messages``: each answer of ``act``, and the number of rows that got it.
+
+    ``act`` gets a part of the rows, and waits for Redis by the policy that it gets.
+    """
     from pyspark.sql import functions as sql
 
     own_options = dict(options)

@@ -162,7 +162,7 @@ class Shutdown:
     def _send_rest(self) -> bool:
         """Send the remaining acknowledgements; return whether Redis has refused some of them."""
         is_refused = self._attempt(self._send_acks)
-        # A node of a Cluster that is away keeps only one of the two from being done.
+        # If a node of a Cluster is away, one of the two may fail, and the other one is done all the same.
         self._attempt(self.acquirer.acquire_again)
         return is_refused
 
